@@ -38,6 +38,9 @@ DATA = ROOT / "build" / "wheel-data"
 FEATURES = os.environ.get("KREX_BUILD_FEATURES", "").replace(",", " ").split()
 GLIBC = os.environ.get("KREX_BUILD_GLIBC", "")
 
+# Whatever maturin is asked, it wants the directory to be there.
+(DATA / "scripts").mkdir(parents=True, exist_ok=True)
+
 
 def _host() -> str:
     """Return the target triple that cargo builds for when it is told none."""
@@ -88,13 +91,10 @@ def _program_in_place() -> Iterator[None]:
     keeps each from packing the other's program.
     """
     program = _build_program()
-    DATA.parent.mkdir(exist_ok=True)
-    with open(DATA.parent / "wheel-data.lock", "w") as lock:
+    with open(DATA.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        shutil.rmtree(DATA, ignore_errors=True)
-        (DATA / "scripts").mkdir(parents=True)
-        shutil.copy(program, DATA / "scripts" / "krex")
-        (DATA / "scripts" / "krex").chmod(0o755)
+        in_place = Path(shutil.copy(program, DATA / "scripts" / "krex"))
+        in_place.chmod(0o755)
         yield
 
 
@@ -102,26 +102,35 @@ def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
     """Build a wheel with the extension and the program (PEP 517)."""
+    settings = _maturin_settings(config_settings)
     with _program_in_place():
-        return maturin.build_wheel(
-            wheel_directory, _maturin_settings(config_settings), metadata_directory
-        )
+        name: str = maturin.build_wheel(wheel_directory, settings, metadata_directory)
+    return name
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
     """Build a wheel that points at ``python/``, with the program (PEP 660)."""
+    settings = _maturin_settings(config_settings)
     with _program_in_place():
-        return maturin.build_editable(
-            wheel_directory, _maturin_settings(config_settings), metadata_directory
-        )
+        name: str = maturin.build_editable(wheel_directory, settings, metadata_directory)
+    return name
 
 
 def build_sdist(sdist_directory: str, config_settings: Settings = None) -> str:
     """Build a source distribution (PEP 517)."""
-    (DATA / "scripts").mkdir(parents=True, exist_ok=True)
-    return maturin.build_sdist(sdist_directory, config_settings)
+    name: str = maturin.build_sdist(sdist_directory, config_settings)
+    return name
 
 
-get_requires_for_build_sdist = maturin.get_requires_for_build_sdist
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """Write the wheel's metadata without building anything (PEP 517)."""
+    settings = _maturin_settings(config_settings)
+    name: str = maturin.prepare_metadata_for_build_wheel(metadata_directory, settings)
+    return name
+
+
+prepare_metadata_for_build_editable = prepare_metadata_for_build_wheel
