@@ -38,7 +38,8 @@ class Machine:
     @cached_property
     def runtime_dir(self) -> str:
         """The runtime directory that krex uses in this environment."""
-        return self.environ.get("KREX_RUNTIME_DIR") or default_runtime_dir()
+        given = self.environ.get("KREX_RUNTIME_DIR") or default_runtime_dir()
+        return os.path.join(os.getcwd(), given)
 
     @property
     def segment(self) -> str:

@@ -18,15 +18,15 @@ _ASSUMED_SEGMENT_SIZE = 4 << 20
 def check_runtime_dir(machine: Machine) -> Iterator[Finding]:
     """The runtime directory: there or creatable, a directory, ours, private, writable."""
     directory = machine.runtime_dir
-    if not os.path.isabs(directory):
+    given = machine.environ.get("KREX_RUNTIME_DIR") or directory
+    if not os.path.isabs(given):
         yield Finding(
             "runtime-dir",
-            "error",
-            f"KREX_RUNTIME_DIR is the relative path {directory!r}, "
+            "warning",
+            f"KREX_RUNTIME_DIR is the relative path {given!r}, "
             "another directory in every working directory",
-            f"export KREX_RUNTIME_DIR={shlex.quote(os.path.abspath(directory))}",
+            f"export KREX_RUNTIME_DIR={shlex.quote(directory)}",
         )
-        return
     try:
         status = os.lstat(directory)
     except FileNotFoundError:
@@ -44,12 +44,12 @@ def _creatable(directory: str) -> Finding:
     if os.path.isdir(parent) and os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
         return Finding("runtime-dir", "ok", f"{directory} will be made by the first command")
     if not os.path.isdir(parent):
-        reason = f"{parent} does not exist"
+        cause = f"{parent} does not exist"
         remedy = f"mkdir -p {shlex.quote(parent)} && mkdir -m 700 {quoted}"
     else:
-        reason = f"{parent} is not writable"
+        cause = f"{parent} is not writable"
         remedy = f"sudo install -d -m 700 -o {os.geteuid()} {quoted}"
-    return Finding("runtime-dir", "error", f"{directory} cannot be made: {reason}", remedy)
+    return Finding("runtime-dir", "error", f"{directory} cannot be made: {cause}", remedy)
 
 
 def _private(directory: str, status: os.stat_result) -> Finding | None:
