@@ -190,9 +190,9 @@ def _describe(error: OSError) -> str:
 
 
 def _is_own(error: RuntimeError) -> bool:
-    extension = sys.modules.get("krex._krex")
-    own: type[Exception] | None = getattr(extension, "KrexError", None)
-    return own is not None and isinstance(error, own)
+    from krex.errors import KrexError
+
+    return isinstance(error, KrexError)
 
 
 def _default_sigpipe() -> Any:

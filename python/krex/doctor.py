@@ -216,6 +216,8 @@ def check_freezer(machine: Machine) -> Iterator[Finding]:
 
 def check_segment(machine: Machine) -> Iterator[Finding]:
     """The extension, and what the segment's header says through it."""
+    from krex.errors import KrexError
+
     try:
         from krex import _krex
     except ImportError as error:
@@ -231,7 +233,7 @@ def check_segment(machine: Machine) -> Iterator[Finding]:
         return
     try:
         snapshot = _krex.snapshot(machine.runtime_dir)
-    except _krex.KrexError as error:
+    except KrexError as error:
         remedy = getattr(error, "remedy", None) or "krex recover --purge"
         yield Finding("segment", "error", one_line(str(error)), remedy)
         return

@@ -39,7 +39,9 @@ impl Flight {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self { counts: AtomicU64::new(0) }
+        Self {
+            counts: AtomicU64::new(0),
+        }
     }
 
     /// Starts from nothing: the slot has a new owner.
@@ -60,23 +62,24 @@ impl Flight {
     ) -> Result<(), Refused> {
         // SeqCst: (a) of the module's argument.
         self.counts.fetch_add(ADMITTED + 1, Ordering::SeqCst);
-        if crate::hooks::sabotaged("count_before_look") {
-            self.counts.fetch_sub(ADMITTED + 1, Ordering::SeqCst);
-        }
         sync::fence_between();
         // (b) of the module's argument.
         let word = gate.load();
         if word.is_open() || may_pass(word) || crate::hooks::sabotaged("turn_back") {
-            if crate::hooks::sabotaged("count_before_look") {
-                self.counts.fetch_add(ADMITTED + 1, Ordering::SeqCst);
-            }
             return Ok(());
         }
-        if crate::hooks::sabotaged("count_before_look") {
-            self.counts.fetch_add(ADMITTED + 1, Ordering::SeqCst);
-        }
         let before = self.counts.fetch_sub(ADMITTED + 1, Ordering::SeqCst);
-        Err(Refused { word, was_last: before & IN_FLIGHT == 1 })
+        Err(Refused {
+            word,
+            was_last: before & IN_FLIGHT == 1,
+        })
+    }
+
+    /// Enters if `gate` is open; for callers whose slow path starts afresh.
+    #[inline]
+    pub fn try_enter_quickly(&self, gate: &Gate) -> bool {
+        // A look first: a short-lived count at a closed gate would make a drain look twice.
+        gate.load().is_open() && self.try_enter(gate, |_| false).is_ok()
     }
 
     /// Leaves. Returns whether a drain may be waiting for exactly this: nothing is in flight any
@@ -96,8 +99,15 @@ impl Flight {
     pub fn counts(&self) -> Counts {
         // SeqCst: (d) of the module's argument.
         let counts = self.counts.load(Ordering::SeqCst);
-        let in_flight = counts & IN_FLIGHT;
-        Counts { in_flight, completed: (counts >> IN_FLIGHT_BITS).wrapping_sub(in_flight) }
+        let in_flight = if crate::hooks::sabotaged("count") {
+            0
+        } else {
+            counts & IN_FLIGHT
+        };
+        Counts {
+            in_flight,
+            completed: (counts >> IN_FLIGHT_BITS).wrapping_sub(in_flight),
+        }
     }
 }
 

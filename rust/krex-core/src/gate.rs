@@ -23,7 +23,10 @@ impl Gate {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self { word: AtomicU64::new(0), sleepers: AtomicU64::new(0) }
+        Self {
+            word: AtomicU64::new(0),
+            sleepers: AtomicU64::new(0),
+        }
     }
 
     /// The word as it is now.
@@ -88,8 +91,9 @@ impl Gate {
     /// SeqCst on success: the writing half of the handshakes (see `sync.rs`); it also releases
     /// what the caller wrote into the device's section before.
     fn swap(&self, from: GateWord, to: GateWord) -> Result<GateWord, GateWord> {
-        let result =
-            self.word.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst);
+        let result = self
+            .word
+            .compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst);
         sync::fence_between();
         result.map(|_| to).map_err(GateWord)
     }

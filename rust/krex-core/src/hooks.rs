@@ -19,7 +19,11 @@ mod enabled {
 
     fn words(variable: &str) -> Vec<String> {
         let value = std::env::var(variable).unwrap_or_default();
-        value.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect()
+        value
+            .split(',')
+            .filter(|word| !word.is_empty())
+            .map(str::to_owned)
+            .collect()
     }
 
     fn listed(words: &[String], word: &str) -> bool {

@@ -1,10 +1,105 @@
-//! Stand-in until the launcher exists: prints the version.
+//! The native program `krex`: launches commands (`krex run`) and is its own supervisor.
+//!
+//! `main` is C's, so that Rust's runtime does not touch the signal dispositions: the command
+//! inherits exactly those of the caller. All other subcommands are Python's.
 
 #![cfg_attr(not(test), no_main)]
+
+mod charge;
+mod keeper;
+mod launcher;
+mod options;
+mod progress;
+mod worker;
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Exit status for krex's own failures, as timeout(1) has it.
+const FAILED: i32 = 125;
+/// Exit status for a wrong command line.
+const USAGE: i32 = 2;
+
+/// Why the program ends without becoming the command.
+pub struct Exit {
+    pub status: i32,
+    pub message: String,
+}
+
+impl Exit {
+    pub fn usage(message: impl std::fmt::Display) -> Self {
+        Self {
+            status: USAGE,
+            message: format!("{message} (see `krex --help`)"),
+        }
+    }
+
+    pub fn failed(message: impl std::fmt::Display) -> Self {
+        Self {
+            status: FAILED,
+            message: message.to_string(),
+        }
+    }
+}
 
 /// C's `main`, so that Rust's runtime leaves the signal dispositions alone.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 pub extern "C" fn main(_argc: libc::c_int, _argv: *const *const libc::c_char) -> libc::c_int {
-    println!("krex {}", env!("CARGO_PKG_VERSION"));
-    0
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let result = match arguments.first().and_then(|word| word.to_str()) {
+        Some("run") => launcher::run(arguments[1..].to_vec()),
+        Some("__supervise") => keeper::start(&arguments[1..]),
+        Some("--version" | "-V") => {
+            println!("krex {}", env!("CARGO_PKG_VERSION"));
+            return 0;
+        }
+        _ => python(&arguments),
+    };
+    match result {
+        Ok(()) => 0,
+        Err(exit) => {
+            eprintln!("krex: {}", exit.message.replace('\n', " "));
+            exit.status
+        }
+    }
+}
+
+/// Becomes the Python half, which pip installed beside this program.
+fn python(arguments: &[OsString]) -> Result<(), Exit> {
+    let program = own_path()?.with_file_name("krex-python");
+    let error = Command::new(&program).args(arguments).exec();
+    Err(Exit::failed(format!(
+        "{}: {error}. Use `python -m krex`, or reinstall krex",
+        program.display()
+    )))
+}
+
+/// Where this program is.
+pub fn own_path() -> Result<PathBuf, Exit> {
+    std::fs::read_link("/proc/self/exe")
+        .map_err(|error| Exit::failed(format!("/proc/self/exe: {error}. Mount /proc")))
+}
+
+/// Sends log messages to standard error, or to `file`, if `KREX_LOG` asks for any.
+pub fn start_log(file: Option<std::fs::File>) {
+    let mut builder = env_logger::Builder::new();
+    builder.parse_env(env_logger::Env::new().filter_or("KREX_LOG", "warn"));
+    if let Some(file) = file {
+        builder.target(env_logger::Target::Pipe(Box::new(file)));
+    }
+    let pid = std::process::id();
+    builder.format(move |buffer, record| {
+        use std::io::Write;
+        let time = krex_core::clock::seconds(krex_core::clock::now());
+        writeln!(
+            buffer,
+            "krex[{pid}] {time:.6} {}: {}",
+            record.level(),
+            record.args()
+        )
+    });
+    // It fails only if a log was started before.
+    let _ = builder.try_init();
 }

@@ -1,0 +1,573 @@
+//! This process as a user of the segment: attaching, its tenant, its submitters, its turn.
+
+use std::path::PathBuf;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::clock::{self, Deadline};
+use crate::device;
+use crate::error::{Error, Result};
+use crate::flight::Flight;
+use crate::freezer::Choice;
+use crate::gate::Gate;
+use crate::hooks;
+use crate::layout::{DEVICES, SUBMITTERS, Tenant};
+use crate::process::Identity;
+use crate::segment::{self, Segment};
+use crate::supervision;
+use crate::sync::{self, Wake};
+use crate::tenant::{self, Registration};
+use crate::word::{GateWord, Reference, SlotState};
+
+/// Nobody sleeps longer than this at a time, so that signal handlers of the host language run.
+pub const SLICE: Duration = Duration::from_millis(100);
+
+/// What the program around the core provides.
+pub trait Host {
+    /// Where the native program `krex` is, for starting a supervisor.
+    ///
+    /// # Errors
+    /// If it is not to be found.
+    fn program(&self) -> Result<PathBuf>;
+
+    /// Whether to give up waiting: a signal handler raised something.
+    fn interrupted(&self) -> bool;
+}
+
+/// Counts the forks between the first process and this one, so that state inherited by a fork
+/// is known to be the parent's. The handler touches this one atomic and nothing else.
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn after_fork_in_child() {
+    // Relaxed: the child has one thread at this moment, and later ones are started by it.
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+fn forks() -> u64 {
+    static HANDLER: Once = Once::new();
+    HANDLER.call_once(|| {
+        // SAFETY: pthread_atfork(NULL, NULL, child) stores the pointer of a function that lives
+        // as long as the program and is async-signal-safe (one atomic addition).
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
+    });
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// The number of the calling thread in this process, never used twice, never zero.
+fn thread_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local!(static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed));
+    NUMBER.with(|number| *number)
+}
+
+/// A lock among the threads of one process. One that was held when the process forked is free
+/// in the child, whose threads do not include the owner.
+#[derive(Debug, Default)]
+pub struct ThreadLock {
+    /// (forks, thread number), or zero.
+    owner: AtomicU64,
+}
+
+impl ThreadLock {
+    pub const fn new() -> Self {
+        Self {
+            owner: AtomicU64::new(0),
+        }
+    }
+
+    fn mine() -> u64 {
+        (forks() << 40) | (thread_number() & ((1 << 40) - 1))
+    }
+
+    pub fn is_mine(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == Self::mine()
+    }
+
+    /// Locks it; `Ok(false)` if the deadline passed first.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`].
+    pub fn lock(&self, deadline: Deadline, host: &dyn Host) -> Result<bool> {
+        loop {
+            let seen = self.owner.load(Ordering::Relaxed);
+            if seen == 0 || seen >> 40 != forks() & ((1 << 24) - 1) {
+                // Acquire: partner of the Release in `unlock`.
+                let swapped = self.owner.compare_exchange(
+                    seen,
+                    Self::mine(),
+                    Ordering::Acquire,
+                    Ordering::Relaxed,
+                );
+                if swapped.is_ok() {
+                    return Ok(true);
+                }
+                continue;
+            }
+            if deadline.has_passed() {
+                return Ok(false);
+            }
+            let wake = sync::wait(&self.owner, seen, deadline.left(SLICE));
+            if wake != Wake::Changed && host.interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
+    }
+
+    pub fn unlock(&self) {
+        // Release: partner of the Acquire in `lock`.
+        self.owner.store(0, Ordering::Release);
+        sync::wake_all(&self.owner);
+    }
+}
+
+/// A process's connection to the segment.
+#[derive(Debug)]
+pub struct Client {
+    pub segment: Segment,
+    pub identity: Identity,
+    pub supervisor: usize,
+    forks: u64,
+    /// Packed [`Reference`] to the tenant that this process belongs to.
+    tenant: AtomicU64,
+    /// Per device: this process's submitter slot plus one.
+    submitters: [AtomicU64; DEVICES],
+    changing: ThreadLock,
+    /// Whose turn it is, among the threads of this process, to hold a region.
+    pub turn: ThreadLock,
+    /// The gate word and device (plus one) of the region that `turn`'s owner is in.
+    pub region_word: AtomicU64,
+    pub region_device: AtomicU64,
+    /// Excluded time that was reported already, in nanoseconds.
+    pub excluded_reported: AtomicU64,
+}
+
+static CURRENT: AtomicPtr<Client> = AtomicPtr::new(std::ptr::null_mut());
+static ATTACHING: ThreadLock = ThreadLock::new();
+
+impl Client {
+    /// This process's client, if it is attached and the segment is still in use.
+    #[inline]
+    pub fn attached() -> Option<&'static Self> {
+        // Acquire: partner of the Release in `attach`.
+        let pointer = CURRENT.load(Ordering::Acquire);
+        // SAFETY: the pointer is null or came from `Box::leak`, whose value is never freed.
+        let client = unsafe { pointer.as_ref() }?;
+        (client.forks == forks() && !client.segment.is_retired()).then_some(client)
+    }
+
+    /// This process's client; attaches the process if need be: it joins the tenant that it is
+    /// below, or becomes one of its own.
+    ///
+    /// # Errors
+    /// Whatever keeps the segment or the supervisor from being used.
+    pub fn attach(host: &dyn Host) -> Result<&'static Self> {
+        if let Some(client) = Self::attached() {
+            return Ok(client);
+        }
+        ATTACHING.lock(Deadline::NEVER, host)?;
+        let result = match Self::attached() {
+            Some(client) => Ok(client),
+            None => Self::open(host).map(|client| {
+                let client: &'static Self = Box::leak(Box::new(client));
+                // Release: whoever loads the pointer sees the client whole. The one that it
+                // replaces (of the parent process, or of a purged segment) stays allocated,
+                // since other threads may still use it.
+                CURRENT.store(std::ptr::from_ref(client).cast_mut(), Ordering::Release);
+                client
+            }),
+        };
+        ATTACHING.unlock();
+        result
+    }
+
+    fn open(host: &dyn Host) -> Result<Self> {
+        let segment = Segment::open_or_create(&segment::runtime_dir()?)?;
+        let identity = Identity::of_self()?;
+        let known = supervision::find(&segment, &identity);
+        let existing = tenant::find_own(&segment, known, &identity);
+        let (supervisor, tenant) = match (known, existing) {
+            (Some(supervisor), Some(tenant)) => (supervisor, tenant),
+            _ => register(&segment, &identity, host, None)?,
+        };
+        Ok(Self {
+            segment,
+            identity,
+            supervisor,
+            forks: forks(),
+            tenant: AtomicU64::new(Reference::pack(Some(tenant))),
+            submitters: [const { AtomicU64::new(0) }; DEVICES],
+            changing: ThreadLock::new(),
+            turn: ThreadLock::new(),
+            region_word: AtomicU64::new(0),
+            region_device: AtomicU64::new(0),
+            excluded_reported: AtomicU64::new(0),
+        })
+    }
+
+    /// The tenant that this process belongs to.
+    pub fn reference(&self) -> Reference {
+        let packed = self.tenant.load(Ordering::Acquire);
+        Reference::unpack(packed).unwrap_or(Reference {
+            slot: 0,
+            generation: u64::MAX,
+        })
+    }
+
+    pub fn tenant(&self) -> &Tenant {
+        &self.segment.tenants[self.reference().slot]
+    }
+
+    pub fn gate(&self, device: usize) -> &Gate {
+        self.segment.devices[device].gate()
+    }
+
+    pub fn device_name(&self, device: usize) -> String {
+        self.segment.devices[device].name.get()
+    }
+
+    /// The device called `name`, or else the one that `krex run --device` named, or else `cpu`.
+    /// From now on this process's tenant shares it.
+    ///
+    /// # Errors
+    /// [`Error::UnknownDevice`], [`Error::Full`].
+    pub fn device(&self, name: Option<&str>) -> Result<usize> {
+        let tenant = self.tenant();
+        let device = match name {
+            Some(name) => {
+                device::check_name(name)?;
+                device::find_or_add(&self.segment, name)?
+            }
+            None => match tenant.default_device.load(Ordering::Relaxed) {
+                0 => device::find_or_add(&self.segment, device::DEFAULT)?,
+                named => (named as usize - 1).min(DEVICES - 1),
+            },
+        };
+        if !tenant.shares(device) {
+            // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
+            tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+            supervision::ring(&self.segment, self.supervisor);
+        }
+        Ok(device)
+    }
+
+    /// Makes this process the root of its tenant, splitting it off from the one it is in.
+    ///
+    /// # Errors
+    /// Whatever keeps the supervisor from being used.
+    pub fn be_own_tenant(&self, host: &dyn Host) -> Result<()> {
+        let is_own = |client: &Self| {
+            let reference = client.reference();
+            tenant::resolve(&client.segment, reference)
+                .is_some_and(|it| it.owner().pid() == client.identity.pid)
+        };
+        if is_own(self) {
+            return Ok(());
+        }
+        self.changing.lock(Deadline::NEVER, host)?;
+        let result = if is_own(self) {
+            Ok(())
+        } else {
+            let parent = Some(self.reference())
+                .filter(|reference| tenant::resolve(&self.segment, *reference).is_some());
+            register(&self.segment, &self.identity, host, parent).map(|(_, tenant)| {
+                let packed = Reference::pack(Some(tenant));
+                self.tenant.store(packed, Ordering::Release);
+                for submitter in &self.submitters {
+                    if let Some(slot) = submitter.load(Ordering::Acquire).checked_sub(1) {
+                        let submitter = &self.segment.submitters[slot as usize];
+                        submitter.tenant.store(packed, Ordering::Release);
+                    }
+                }
+            })
+        };
+        self.changing.unlock();
+        result
+    }
+
+    /// The in-flight counter of this process on a device.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    #[inline]
+    pub fn flight(&self, device: usize, host: &dyn Host) -> Result<&Flight> {
+        match self.submitters[device].load(Ordering::Acquire) {
+            0 => self.add_submitter(device, host),
+            slot => Ok(self.segment.submitters[slot as usize - 1].flight()),
+        }
+    }
+
+    #[cold]
+    fn add_submitter(&self, device: usize, host: &dyn Host) -> Result<&Flight> {
+        self.changing.lock(Deadline::NEVER, host)?;
+        let result = match self.submitters[device].load(Ordering::Acquire) {
+            0 => self.claim_submitter(device),
+            slot => Ok(slot as usize - 1),
+        };
+        self.changing.unlock();
+        Ok(self.segment.submitters[result?].flight())
+    }
+
+    fn claim_submitter(&self, device: usize) -> Result<usize> {
+        for (slot, submitter) in self.segment.submitters.iter().enumerate() {
+            let Some(owner) =
+                tenant::claim_slot(&submitter.owner, self.identity.pid, self.supervisor)
+            else {
+                continue;
+            };
+            submitter
+                .start_time
+                .store(self.identity.start_time, Ordering::Relaxed);
+            submitter
+                .tenant
+                .store(Reference::pack(Some(self.reference())), Ordering::Relaxed);
+            submitter.device.store(device as u64, Ordering::Relaxed);
+            submitter.stuck_at.store(0, Ordering::Relaxed);
+            submitter.flight().reset();
+            // SeqCst: whoever closes the gate after a submission of this slot was counted also
+            // finds the slot in the list.
+            submitter
+                .owner
+                .store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
+            self.segment.live_submitters.insert(slot);
+            self.submitters[device].store(slot as u64 + 1, Ordering::Release);
+            return Ok(slot);
+        }
+        Err(Error::Full {
+            what: "submitter",
+            capacity: SUBMITTERS,
+        })
+    }
+
+    /// Whether a gate closed with `word` lets this process pass: it belongs to the holder, or
+    /// descends from it.
+    pub fn may_pass(&self, word: GateWord) -> bool {
+        let own = self.reference();
+        word.holder() == own.slot || tenant::descends_from(&self.segment, own.slot, word.holder())
+    }
+
+    /// Passes the gate of `device` and counts in flight; waits while the gate is closed.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] at the deadline, [`Error::Interrupted`], [`Error::Full`].
+    #[inline]
+    pub fn enter_submission(
+        &self,
+        device: usize,
+        deadline: Deadline,
+        host: &dyn Host,
+    ) -> Result<()> {
+        let flight = self.flight(device, host)?;
+        match flight.try_enter(self.gate(device), |word| self.may_pass(word)) {
+            Ok(()) => Ok(()),
+            Err(refused) => self.wait_to_enter(flight, device, refused, deadline, host),
+        }
+    }
+
+    #[cold]
+    fn wait_to_enter(
+        &self,
+        flight: &Flight,
+        device: usize,
+        mut refused: crate::flight::Refused,
+        deadline: Deadline,
+        host: &dyn Host,
+    ) -> Result<()> {
+        let gate = self.gate(device);
+        let started = clock::now();
+        let _waiting = Waiting::start(self.tenant());
+        let mut watch = Watch::new();
+        loop {
+            if refused.was_last {
+                // A drain may have seen the short-lived count.
+                supervision::ring(&self.segment, self.supervisor);
+            }
+            hooks::fault("turned_back");
+            loop {
+                let wake = gate.wait_change(refused.word, deadline.left(SLICE));
+                if wake != Wake::Changed && host.interrupted() {
+                    return Err(Error::Interrupted);
+                }
+                if gate.load() != refused.word || self.segment.is_retired() {
+                    break;
+                }
+                if deadline.has_passed() {
+                    return Err(self.timed_out(device, started));
+                }
+                watch.look(self, host);
+            }
+            match flight.try_enter(gate, |word| {
+                self.may_pass(word) || self.segment.is_retired()
+            }) {
+                Ok(()) => return Ok(()),
+                Err(again) => refused = again,
+            }
+        }
+    }
+
+    /// Ends a submission that entered.
+    #[inline]
+    pub fn leave_submission(&self, device: usize) {
+        let Some(slot) = self.submitters[device]
+            .load(Ordering::Acquire)
+            .checked_sub(1)
+        else {
+            return;
+        };
+        if self.segment.submitters[slot as usize]
+            .flight()
+            .leave(self.gate(device))
+        {
+            supervision::ring(&self.segment, self.supervisor);
+        }
+    }
+
+    /// The error for a wait that ended at its deadline.
+    pub fn timed_out(&self, device: usize, started: u64) -> Error {
+        let word = self.gate(device).load();
+        let state = if word.is_open() {
+            "the gate is open, but others are ahead in the queue".to_owned()
+        } else {
+            let holder = self.segment.tenants.get(word.holder());
+            let name = holder.map(|it| it.name.get()).unwrap_or_default();
+            format!(
+                "{name:?} holds it (epoch {}); see `krex status`",
+                word.tenure()
+            )
+        };
+        Error::Timeout {
+            device: self.device_name(device),
+            waited_s: clock::seconds(clock::now().saturating_sub(started)),
+            state,
+        }
+    }
+
+    /// Starts this process's supervisor again if both halves of it were killed.
+    pub fn revive_supervisor(&self, host: &dyn Host) {
+        if self.segment.is_supervisor_alive(self.supervisor) {
+            return;
+        }
+        let revived = host
+            .program()
+            .and_then(|program| supervision::ensure(&self.segment, &self.identity, &program));
+        if let Err(error) = revived {
+            log::error!("{error}");
+        }
+    }
+}
+
+/// Registers the calling process, with a running supervisor. Returns both slots.
+fn register(
+    segment: &Segment,
+    identity: &Identity,
+    host: &dyn Host,
+    parent: Option<Reference>,
+) -> Result<(usize, Reference)> {
+    let of_parent = parent.map(|reference| &segment.tenants[reference.slot]);
+    let registration = Registration {
+        name: own_name(),
+        devices: match of_parent {
+            Some(parent) => parent.devices.load(Ordering::SeqCst),
+            None => 1 << device::find_or_add(segment, device::DEFAULT)?,
+        },
+        default_device: of_parent
+            .and_then(|it| it.default_device.load(Ordering::Relaxed).checked_sub(1))
+            .map(|device| device as usize),
+        parent,
+        freezer: Choice::from_environment()?,
+        time_limit: 0,
+        attached: parent.is_none(),
+    };
+    register_supervised(segment, identity, host, &registration)
+}
+
+/// Registers with a running supervisor, trying again if that one was just going.
+///
+/// # Errors
+/// As [`supervision::ensure`] and [`tenant::register`].
+pub fn register_supervised(
+    segment: &Segment,
+    identity: &Identity,
+    host: &dyn Host,
+    registration: &Registration,
+) -> Result<(usize, Reference)> {
+    let mut last = None;
+    for _ in 0..8 {
+        // The path is asked for only if a supervisor has to be started.
+        let supervisor = match supervision::find(segment, identity)
+            .filter(|slot| supervision::serves(segment, *slot))
+        {
+            Some(supervisor) => supervisor,
+            None => supervision::ensure(segment, identity, &host.program()?)?,
+        };
+        match tenant::register(segment, supervisor, identity, registration) {
+            Ok(tenant) => return Ok((supervisor, tenant)),
+            Err(error @ Error::Supervisor(_)) => last = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| Error::Supervisor("it keeps ending".to_owned())))
+}
+
+/// A name for a process that was not given one: its command line's first words.
+fn own_name() -> String {
+    let line = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+    let line = String::from_utf8_lossy(&line).into_owned();
+    let words: Vec<&str> = line.split('\0').filter(|word| !word.is_empty()).collect();
+    let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
+    let mut name = words.first().map(|word| base(word)).unwrap_or_default();
+    if let Some(script) = words.get(1).filter(|word| !word.starts_with('-')) {
+        name = format!("{name} {}", base(script));
+    }
+    format!("{name} ({})", rustix::process::getpid().as_raw_nonzero())
+}
+
+/// Counts a thread of the tenant as waiting for as long as it lives.
+pub struct Waiting<'a>(&'a Tenant);
+
+impl<'a> Waiting<'a> {
+    pub fn start(tenant: &'a Tenant) -> Self {
+        tenant.start_waiting(clock::now());
+        Self(tenant)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.stop_waiting(clock::now());
+    }
+}
+
+/// Looks once a second, during a long wait, whether the supervisor is still there: with both of
+/// its halves killed nobody would thaw or revoke anything.
+pub struct Watch {
+    next: Deadline,
+}
+
+impl Default for Watch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Watch {
+    pub fn new() -> Self {
+        Self {
+            next: Deadline::after(Duration::from_secs(1)),
+        }
+    }
+
+    pub fn is_due(&mut self) -> bool {
+        let due = self.next.has_passed();
+        if due {
+            self.next = Deadline::after(Duration::from_secs(1));
+        }
+        due
+    }
+
+    pub fn look(&mut self, client: &Client, host: &dyn Host) {
+        if self.is_due() {
+            client.revive_supervisor(host);
+        }
+    }
+}

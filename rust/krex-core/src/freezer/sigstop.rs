@@ -1,0 +1,251 @@
+//! Freezing by SIGSTOP: for containers whose cgroups are read-only.
+//!
+//! Parents are stopped before their children and continued after them, so that none sees its
+//! child stopped. Only what krex stopped is continued: each process is written into the journal
+//! in shared memory *before* its signal is sent, so that whoever takes over from a supervisor
+//! that died knows it. A process that detached from its parents between two looks is not found.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::Signal;
+
+use super::{Freezer, ProcessTable};
+use crate::cgroup::Group;
+use crate::layout::{STOPPED, Stopped};
+use crate::process::{self, Stat};
+use crate::word::{OwnerWord, SlotState};
+
+/// The journal of stopped processes: one fixed table for all supervisors.
+#[derive(Clone, Copy)]
+pub struct Journal<'a> {
+    pub entries: &'a [Stopped; STOPPED],
+    /// The slot of the supervisor that writes.
+    pub supervisor: usize,
+    /// The slot of the tenant.
+    pub tenant: usize,
+}
+
+impl Journal<'_> {
+    /// Notes a process that is about to be stopped; returns its place.
+    fn note(&self, process: &Stat) -> io::Result<usize> {
+        let owner = OwnerWord::new(
+            self.tenant as u64,
+            process.pid,
+            self.supervisor,
+            SlotState::Live,
+        );
+        for (place, entry) in self.entries.iter().enumerate() {
+            // The start time is written first: whoever sees the entry live sees its start time.
+            // Only supervisors write here, and each entry is claimed by Starting beforehand.
+            let free = entry.owner.load(Ordering::Acquire);
+            if !OwnerWord(free).is_free() {
+                continue;
+            }
+            let starting = owner.with_state(SlotState::Starting);
+            if swap(&entry.owner, free, starting.0) {
+                entry
+                    .start_time
+                    .store(process.start_time, Ordering::Relaxed);
+                // Release: partner of the Acquire in `continue_all`.
+                entry.owner.store(owner.0, Ordering::Release);
+                return Ok(place);
+            }
+        }
+        Err(io::Error::other("the journal of stopped processes is full"))
+    }
+
+    fn erase(&self, place: usize) {
+        self.entries[place].owner.store(0, Ordering::Release);
+    }
+}
+
+fn swap(word: &AtomicU64, from: u64, to: u64) -> bool {
+    word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
+        .is_ok()
+}
+
+/// Continues everything that the journal holds for `supervisor`; for whoever takes over.
+pub fn continue_all(entries: &[Stopped; STOPPED], supervisor: usize) -> usize {
+    let mut continued = 0;
+    for entry in entries.iter().rev() {
+        let owner = OwnerWord(entry.owner.load(Ordering::Acquire));
+        if owner.is_free() || owner.supervisor() != supervisor {
+            continue;
+        }
+        // An entry in state Starting was noted by one that died before it sent the signal.
+        if owner.state() == SlotState::Live {
+            let start_time = entry.start_time.load(Ordering::Relaxed);
+            if process::signal_exactly(owner.pid(), start_time, Signal::CONT).is_ok() {
+                continued += 1;
+            }
+        }
+        entry.owner.store(0, Ordering::Release);
+    }
+    continued
+}
+
+/// Whom to stop.
+pub enum Members {
+    /// The process, all below it, and all that was once seen below it; but not other tenants.
+    Tree { root: i32, start_time: u64 },
+    /// What is in the group.
+    Group(Group),
+}
+
+/// Stops a tenant's processes one by one.
+pub struct Sigstop<'a> {
+    members: Members,
+    journal: Journal<'a>,
+    /// Roots of other tenants: neither they nor what is below them belongs to this one.
+    foreign: Vec<i32>,
+    /// The holder's ancestors: they run on, but what else is below them is stopped.
+    spared: Vec<i32>,
+    /// Processes seen earlier, so that one whose parent ended is still known.
+    seen: Vec<(i32, u64)>,
+    /// What was stopped, in this order, with its place in the journal.
+    stopped: Vec<(i32, u64, usize)>,
+}
+
+impl<'a> Sigstop<'a> {
+    pub fn new(members: Members, journal: Journal<'a>) -> Self {
+        Self {
+            members,
+            journal,
+            foreign: Vec::new(),
+            spared: Vec::new(),
+            seen: Vec::new(),
+            stopped: Vec::new(),
+        }
+    }
+
+    /// Leaves out the `foreign` processes and all below them, and the `spared` ones alone.
+    pub fn exclude(&mut self, foreign: Vec<i32>, spared: Vec<i32>) {
+        self.foreign = foreign;
+        self.spared = spared;
+    }
+
+    /// Takes over what another one has seen of the same tenant.
+    pub fn remember(&mut self, other: &Self) {
+        self.seen.clone_from(&other.seen);
+    }
+
+    /// Process ids and start times of those seen last.
+    pub fn seen(&self) -> &[(i32, u64)] {
+        &self.seen
+    }
+
+    /// Remembers who belongs to the tenant now. Returns whether anybody is left.
+    pub fn look(&mut self, processes: &mut ProcessTable) -> bool {
+        let members = self.list(processes.get());
+        self.seen = members.iter().map(|it| (it.pid, it.start_time)).collect();
+        !members.is_empty()
+    }
+
+    /// CPU time used by the members that are left, in clock ticks.
+    pub fn cpu_ticks(&mut self, processes: &mut ProcessTable) -> u64 {
+        self.list(processes.get())
+            .iter()
+            .map(|it| it.cpu_ticks)
+            .sum()
+    }
+
+    fn list(&self, processes: &[Stat]) -> Vec<Stat> {
+        let found = match &self.members {
+            Members::Tree { root, start_time } => {
+                // A spared process is no member, but what is below it is.
+                let known = |it: &Stat| {
+                    let key = (it.pid, it.start_time);
+                    key == (*root, *start_time) || self.seen.contains(&key)
+                };
+                let roots: Vec<i32> = processes
+                    .iter()
+                    .filter(|it| known(it))
+                    .map(|it| it.pid)
+                    .collect();
+                process::tree(&roots, processes, |pid| self.foreign.contains(&pid))
+            }
+            Members::Group(group) => {
+                let pids = group.processes();
+                let members = pids.iter().filter(|pid| !self.foreign.contains(pid));
+                members.filter_map(|pid| Stat::of(*pid)).collect()
+            }
+        };
+        found
+            .into_iter()
+            .filter(|it| !it.has_ended() && !self.spared.contains(&it.pid))
+            .collect()
+    }
+
+    /// Stops those members that run and were not stopped by others before.
+    fn stop_new(&mut self, members: &[Stat]) -> io::Result<()> {
+        for member in members {
+            let key = (member.pid, member.start_time);
+            if self.stopped.iter().any(|it| (it.0, it.1) == key) || member.is_stopped() {
+                continue;
+            }
+            if member.pid == 1 {
+                // The kernel ignores it: init cannot be stopped from inside its namespace.
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
+            let place = self.journal.note(member)?;
+            match process::signal_exactly(member.pid, member.start_time, Signal::STOP) {
+                Ok(()) => self.stopped.push((member.pid, member.start_time, place)),
+                Err(error) => {
+                    self.journal.erase(place);
+                    if error.raw_os_error() != Some(libc::ESRCH) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether every thread of the process is stopped; one that has gone is.
+fn all_threads_stopped(pid: i32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return true;
+    };
+    threads.flatten().all(|thread| {
+        let path = thread.path().join("stat");
+        let Ok(line) = std::fs::read(path) else {
+            return true;
+        };
+        Stat::parse(&String::from_utf8_lossy(&line))
+            .is_none_or(|stat| stat.is_stopped() || stat.has_ended())
+    })
+}
+
+impl Freezer for Sigstop<'_> {
+    fn start(&mut self, processes: &mut ProcessTable) -> io::Result<()> {
+        let members = self.list(processes.get());
+        self.seen = members.iter().map(|it| (it.pid, it.start_time)).collect();
+        self.stop_new(&members)
+    }
+
+    fn is_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool> {
+        // Whoever is stopped only now, because it was born meanwhile, may have had a child
+        // meanwhile: frozen is a tree in which a whole look found nobody to stop.
+        let members = self.list(processes.get());
+        self.seen = members.iter().map(|it| (it.pid, it.start_time)).collect();
+        let before = self.stopped.len();
+        self.stop_new(&members)?;
+        Ok(self.stopped.len() == before
+            && members.iter().all(|member| all_threads_stopped(member.pid)))
+    }
+
+    fn thaw(&mut self) -> io::Result<()> {
+        while let Some((pid, start_time, place)) = self.stopped.pop() {
+            match process::signal_exactly(pid, start_time, Signal::CONT) {
+                Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
+                    self.stopped.push((pid, start_time, place));
+                    return Err(error);
+                }
+                _ => self.journal.erase(place),
+            }
+        }
+        Ok(())
+    }
+}

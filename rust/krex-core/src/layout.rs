@@ -1,0 +1,323 @@
+//! What lies in the segment. A change of any type here asks for a new [`LAYOUT`] number.
+//!
+//! All types are `repr(C)`, hold no pointers, and are valid when all bytes are zero; every field
+//! that another process may write is atomic. What is read from here is never trusted as an index,
+//! length or process id without a check.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::flight::Flight;
+use crate::gate::Gate;
+use crate::queue::Entry;
+use crate::text::SharedText;
+use crate::word::{Ack, OwnerWord, Reference, Revocation};
+
+/// The number of this layout: two krex versions work together if theirs are equal.
+pub const LAYOUT: u32 = 1;
+
+pub const DEVICES: usize = 64;
+pub const TENANTS: usize = 1024;
+pub const SUBMITTERS: usize = 4096;
+pub const SUPERVISORS: usize = 64;
+/// Processes that can be stopped by SIGSTOP at one time, on the whole machine.
+pub const STOPPED: usize = 16_384;
+
+/// The first bytes of the file. These never change, in any version.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"krex\x00seg");
+
+/// The header, whose layout is the same in every version of krex.
+#[repr(C, align(4096))]
+pub struct Header {
+    pub magic: AtomicU64,
+    /// [`LAYOUT`] of the version that created the file.
+    pub layout: AtomicU64,
+    /// Size of the file in bytes.
+    pub size: AtomicU64,
+    /// Set once when the segment was taken out of use: open a new one.
+    pub retired: AtomicU64,
+    /// Version of the creator, for messages.
+    pub version: SharedText<4>,
+}
+
+/// One bit per slot that is not free, so that a scan touches only slots in use.
+#[repr(C)]
+pub struct Bitmap<const WORDS: usize> {
+    words: [AtomicU64; WORDS],
+}
+
+impl<const WORDS: usize> Bitmap<WORDS> {
+    pub fn insert(&self, index: usize) {
+        // SeqCst: the writing half of a registration's handshake with a closing gate (`sync.rs`).
+        self.words[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
+    }
+
+    pub fn remove(&self, index: usize) {
+        self.words[index / 64].fetch_and(!(1 << (index % 64)), Ordering::SeqCst);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.words.iter().enumerate().flat_map(|(position, word)| {
+            // SeqCst: the reading half of the same handshake.
+            let mut bits = word.load(Ordering::SeqCst);
+            std::iter::from_fn(move || {
+                if bits == 0 {
+                    return None;
+                }
+                let bit = bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                Some(position * 64 + bit)
+            })
+        })
+    }
+}
+
+/// A device. Devices are found by the hash of their name and are never freed.
+#[repr(C, align(128))]
+pub struct Device {
+    /// Hash of the name; zero: not in use.
+    pub hash: AtomicU64,
+    pub name: SharedText<8>,
+    /// Only the holder writes these, between `GRANTED` and `CLOSING`.
+    pub label: SharedText<8>,
+    /// When siblings that are not drained by then are frozen all the same.
+    pub drain_deadline: AtomicU64,
+    /// When the last sibling was drained; the supervisors raise it.
+    pub drained_at: AtomicU64,
+    /// When the region is revoked.
+    pub hold_deadline: AtomicU64,
+    pub granted_at: AtomicU64,
+    /// The tenure whose siblings were thawed because its holder ran on no CPU.
+    pub stalled_tenure: AtomicU64,
+    /// Packed [`Revocation`]: the last one.
+    pub revocation: AtomicU64,
+    pub tickets: AtomicU64,
+    pub gate: DeviceGate,
+    /// Counts acknowledgements: the holder sleeps here.
+    pub acknowledged: AtomicU64,
+}
+
+/// The gate on cache lines of its own: every submission reads it.
+#[repr(C, align(128))]
+pub struct DeviceGate(pub Gate);
+
+impl Device {
+    pub fn gate(&self) -> &Gate {
+        &self.gate.0
+    }
+
+    pub fn last_revocation(&self) -> Option<Revocation> {
+        Revocation::unpack(self.revocation.load(Ordering::Acquire))
+    }
+}
+
+/// A tenant: a process tree that is frozen as one unit.
+#[repr(C, align(128))]
+pub struct Tenant {
+    /// Packed [`OwnerWord`]; its pid is the root process.
+    pub owner: AtomicU64,
+    /// Start time of the root process, in clock ticks since boot.
+    pub start_time: AtomicU64,
+    /// Packed [`Reference`] to the tenant that this one was split off from.
+    pub parent: AtomicU64,
+    /// Bit i: shares device i.
+    pub devices: AtomicU64,
+    /// The device that `krex run --device` named first, plus one; zero: none was named.
+    pub default_device: AtomicU64,
+    pub queue: Entry,
+    /// What the command says that it does: [`Activity`].
+    pub activity: AtomicU64,
+    /// [`crate::freezer::Kind`] with which it is frozen.
+    pub freezer: AtomicU64,
+    pub registered_at: AtomicU64,
+    /// 1: it attached itself while it ran, instead of being started by `krex run`.
+    pub attached: AtomicU64,
+    /// Limit of `--timeout` in nanoseconds; zero: none.
+    pub time_limit: AtomicU64,
+    /// Nanoseconds spent frozen; since when it is frozen now (zero: it is not).
+    pub frozen_total: AtomicU64,
+    pub frozen_since: AtomicU64,
+    /// The same for waiting: in the queue, or at a closed gate.
+    pub waiting_total: AtomicU64,
+    pub waiting_since: AtomicU64,
+    /// How many threads wait.
+    pub waiting_threads: AtomicU64,
+    pub name: SharedText<8>,
+    /// The cgroup's path below the mount of cgroup v2, if it has one of its own.
+    pub cgroup: SharedText<64>,
+    /// Packed [`Ack`]s, one per device.
+    pub acks: [AtomicU64; DEVICES],
+}
+
+impl Tenant {
+    pub fn owner(&self) -> OwnerWord {
+        // SeqCst: reading half of the registration handshake (`sync.rs`).
+        OwnerWord(self.owner.load(Ordering::SeqCst))
+    }
+
+    pub fn parent(&self) -> Option<Reference> {
+        Reference::unpack(self.parent.load(Ordering::Acquire))
+    }
+
+    pub fn ack(&self, device: usize) -> Ack {
+        Ack::unpack(self.acks[device].load(Ordering::Acquire))
+    }
+
+    pub fn shares(&self, device: usize) -> bool {
+        self.devices.load(Ordering::SeqCst) & (1 << device) != 0
+    }
+
+    /// A thread begins to wait; pair it with [`Tenant::stop_waiting`].
+    pub fn start_waiting(&self, now: u64) {
+        if self.waiting_threads.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.waiting_since.store(now, Ordering::Release);
+        }
+    }
+
+    pub fn stop_waiting(&self, now: u64) {
+        if self.waiting_threads.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let since = self.waiting_since.swap(0, Ordering::AcqRel);
+            if since != 0 {
+                self.waiting_total
+                    .fetch_add(now.saturating_sub(since), Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Nanoseconds so far in which the tenant was frozen or waiting. While it waits and is
+    /// frozen at the same time, the waiting counts.
+    pub fn time_excluded(&self, now: u64) -> u64 {
+        let running = |since: &AtomicU64| match since.load(Ordering::Acquire) {
+            0 => 0,
+            since => now.saturating_sub(since),
+        };
+        self.frozen_total.load(Ordering::Acquire)
+            + self.waiting_total.load(Ordering::Acquire)
+            + running(&self.waiting_since).max(running(&self.frozen_since))
+    }
+}
+
+/// What a command says that it is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    Idle = 0,
+    Compiling = 1,
+    WarmingUp = 2,
+}
+
+impl Activity {
+    pub const ALL: [Self; 3] = [Self::Idle, Self::Compiling, Self::WarmingUp];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Compiling => "compiling",
+            Self::WarmingUp => "warming_up",
+        }
+    }
+
+    pub fn from_word(word: u64) -> Self {
+        Self::ALL
+            .into_iter()
+            .find(|it| *it as u64 == word)
+            .unwrap_or(Self::Idle)
+    }
+}
+
+/// A process that submits to one device.
+#[repr(C, align(128))]
+pub struct Submitter {
+    /// Packed [`OwnerWord`].
+    pub owner: AtomicU64,
+    pub start_time: AtomicU64,
+    /// Packed [`Reference`] to its tenant.
+    pub tenant: AtomicU64,
+    pub device: AtomicU64,
+    /// Completed submissions plus one when a drain gave it up; later holders look only once,
+    /// as long as it has completed no more.
+    pub stuck_at: AtomicU64,
+    pub flight: SubmitterFlight,
+}
+
+/// The counts on a cache line of their own: every submission writes them.
+#[repr(C, align(128))]
+pub struct SubmitterFlight(pub Flight);
+
+impl Submitter {
+    pub fn owner(&self) -> OwnerWord {
+        OwnerWord(self.owner.load(Ordering::SeqCst))
+    }
+
+    pub fn tenant(&self) -> Option<Reference> {
+        Reference::unpack(self.tenant.load(Ordering::Acquire))
+    }
+
+    pub fn flight(&self) -> &Flight {
+        &self.flight.0
+    }
+}
+
+/// The supervisor pair of one PID namespace and user.
+#[repr(C, align(128))]
+pub struct Supervisor {
+    /// Hash of (PID namespace, user); zero: not in use.
+    pub key: AtomicU64,
+    /// Counts the pairs that served here, upwards; odd: the pair accepts tenants.
+    pub session: AtomicU64,
+    pub keeper: AtomicU64,
+    pub worker: AtomicU64,
+    /// Rung (incremented) when there is something to look at: the worker sleeps here.
+    pub doorbell: AtomicU64,
+}
+
+/// A process that a supervisor stopped by SIGSTOP and has to continue.
+#[repr(C)]
+pub struct Stopped {
+    /// Packed [`OwnerWord`], with the tenant's slot as generation.
+    pub owner: AtomicU64,
+    pub start_time: AtomicU64,
+}
+
+/// The whole file.
+#[repr(C)]
+pub struct Layout {
+    pub header: Header,
+    pub live_tenants: Bitmap<{ TENANTS / 64 }>,
+    pub live_submitters: Bitmap<{ SUBMITTERS / 64 }>,
+    pub devices: [Device; DEVICES],
+    pub supervisors: [Supervisor; SUPERVISORS],
+    pub tenants: [Tenant; TENANTS],
+    pub submitters: [Submitter; SUBMITTERS],
+    pub stopped: [Stopped; STOPPED],
+}
+
+/// Size of the file in bytes.
+pub const SIZE: usize = size_of::<Layout>();
+
+const _: () = {
+    assert!(DEVICES <= 64, "a tenant's devices are the bits of one word");
+    assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
+    assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
+    assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
+    assert!(
+        align_of::<Layout>() <= 4096,
+        "a mapping is aligned to a page"
+    );
+    assert!(size_of::<Header>() == 4096, "the header never changes");
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bitmap_lists_what_was_inserted() {
+        let bitmap = Bitmap::<2> {
+            words: Default::default(),
+        };
+        for index in [0, 63, 64, 127] {
+            bitmap.insert(index);
+        }
+        bitmap.remove(63);
+        assert_eq!(bitmap.iter().collect::<Vec<_>>(), [0, 64, 127]);
+    }
+}

@@ -1,0 +1,257 @@
+//! Processes as the kernel tells of them: `/proc`, pidfds, PID namespaces.
+
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::error::{Error, Result};
+
+/// What krex reads from `/proc/PID/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    pub pid: i32,
+    pub parent: i32,
+    /// `R`, `S`, `D`, `T`, `t`, `Z`, `X`…
+    pub state: u8,
+    /// In clock ticks since boot: tells a reused process id.
+    pub start_time: u64,
+    /// User and system time, in clock ticks.
+    pub cpu_ticks: u64,
+    pub threads: u64,
+}
+
+impl Stat {
+    /// Parses a line of `/proc/PID/stat`. The name in parentheses may hold anything, also
+    /// spaces and parentheses, so the fields are counted from the *last* closing one.
+    pub fn parse(line: &str) -> Option<Self> {
+        let (head, tail) = line.rsplit_once(')')?;
+        let pid = head.split_once(' ')?.0.parse().ok()?;
+        let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        Some(Self {
+            pid,
+            state: *fields.first()?.as_bytes().first()?,
+            parent: fields.get(1)?.parse().ok()?,
+            cpu_ticks: number(11)? + number(12)?,
+            start_time: number(19)?,
+            threads: number(17)?,
+        })
+    }
+
+    /// Reads `/proc/PID/stat`; `None` if there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        Self::parse(&read_lossy(&format!("/proc/{pid}/stat"))?)
+    }
+
+    pub fn of_self() -> Option<Self> {
+        Self::parse(&read_lossy("/proc/self/stat")?)
+    }
+
+    /// It has stopped running for good, though its parent may not have waited for it yet. A
+    /// main thread that ended while others run is a zombie too, but the process goes on.
+    pub fn has_ended(self) -> bool {
+        matches!(self.state, b'Z' | b'X') && self.threads <= 1
+    }
+
+    pub fn is_stopped(self) -> bool {
+        matches!(self.state, b'T' | b't')
+    }
+}
+
+fn read_lossy(path: &str) -> Option<String> {
+    fs::read(path)
+        .ok()
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// All processes that `/proc` shows.
+pub fn all() -> Vec<Stat> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(Stat::of)
+        .collect()
+}
+
+/// A process, its children, their children…: ancestors before descendants. A process for which
+/// `skip` holds is left out, and all below it.
+pub fn tree(roots: &[i32], processes: &[Stat], skip: impl Fn(i32) -> bool) -> Vec<Stat> {
+    let mut found: Vec<Stat> = Vec::new();
+    for process in processes {
+        if roots.contains(&process.pid) && !skip(process.pid) {
+            found.push(*process);
+        }
+    }
+    let mut next = 0;
+    while next < found.len() {
+        let parent = found[next].pid;
+        for process in processes {
+            let known = || found.iter().any(|it| it.pid == process.pid);
+            if process.parent == parent && !skip(process.pid) && !known() {
+                found.push(*process);
+            }
+        }
+        next += 1;
+    }
+    found
+}
+
+/// The parent, grandparent… of `pid`, nearest first, as far as this PID namespace shows them.
+pub fn ancestors(pid: i32) -> impl Iterator<Item = Stat> {
+    let mut next = Stat::of(pid).map_or(0, |stat| stat.parent);
+    let mut left = 1 << 12; // /proc is read at different moments: no endless walk
+    std::iter::from_fn(move || {
+        if next <= 0 || left == 0 {
+            return None;
+        }
+        left -= 1;
+        let stat = Stat::of(next)?;
+        next = stat.parent;
+        Some(stat)
+    })
+}
+
+/// `pidfd_open(pid, 0)`: a handle that never means another process.
+pub fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(rustix::process::pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+/// The pidfd of the process that started at `start_time`; `None` if it has gone.
+pub fn open_exactly(pid: i32, start_time: u64) -> Option<OwnedFd> {
+    let pidfd = open_pidfd(pid).ok()?;
+    // The order matters: the handle is bound first, then its start time is looked at.
+    let stat = Stat::of(pid)?;
+    (stat.start_time == start_time).then_some(pidfd)
+}
+
+/// Whether the process that started at `start_time` still runs (a zombie does not).
+pub fn is_alive(pid: i32, start_time: u64) -> bool {
+    Stat::of(pid).is_some_and(|stat| stat.start_time == start_time && !stat.has_ended())
+}
+
+/// Sends `signal` to exactly that process.
+pub fn signal_exactly(pid: i32, start_time: u64, signal: Signal) -> io::Result<()> {
+    let Some(pidfd) = open_exactly(pid, start_time) else {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    };
+    Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
+}
+
+/// Who this process is: what its supervisor must share to reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub pid: i32,
+    pub start_time: u64,
+    /// Inode of the PID namespace.
+    pub namespace: u64,
+    pub user: u32,
+}
+
+impl Identity {
+    /// # Errors
+    /// If `/proc` is missing or belongs to another PID namespace: process ids read there would
+    /// mean other processes.
+    pub fn of_self() -> Result<Self> {
+        let remedy = "Mount it: `mount -t proc proc /proc`, or start the namespace with \
+                      `unshare --pid --fork --mount-proc`";
+        let proc = std::path::Path::new("/proc");
+        let stat = Stat::of_self()
+            .ok_or_else(|| Error::segment(proc, "/proc/self/stat cannot be read", remedy))?;
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        if stat.pid != pid {
+            let problem = format!(
+                "it shows another PID namespace (this process is {pid} here and {} there)",
+                stat.pid
+            );
+            return Err(Error::segment(proc, problem, remedy));
+        }
+        let namespace = fs::metadata("/proc/self/ns/pid")
+            .map_err(|error| Error::system("/proc/self/ns/pid", error))?;
+        Ok(Self {
+            pid,
+            start_time: stat.start_time,
+            namespace: std::os::unix::fs::MetadataExt::ino(&namespace),
+            user: rustix::process::geteuid().as_raw(),
+        })
+    }
+
+    /// A hash of what a supervisor is keyed by; never zero.
+    pub fn supervisor_key(&self) -> u64 {
+        let mut bytes = [0; 12];
+        bytes[..8].copy_from_slice(&self.namespace.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.user.to_le_bytes());
+        hash(&bytes)
+    }
+}
+
+/// FNV-1a, 64 bits, never zero: the same in every version, unlike the standard library's.
+pub fn hash(bytes: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in bytes {
+        hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    hash.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_spaces_and_parentheses_are_parsed() {
+        let tail = "T 7 1 1 0 -1 4194304 1 0 0 0 3 4 0 0 20 0 1 0 5155 1 1 1";
+        for name in ["sh", "a b", "x) S 1 (y", ") Z 9", "(("] {
+            let stat = Stat::parse(&format!("42 ({name}) {tail}")).unwrap();
+            assert_eq!(
+                stat,
+                Stat {
+                    pid: 42,
+                    parent: 7,
+                    state: b'T',
+                    start_time: 5155,
+                    cpu_ticks: 7,
+                    threads: 1
+                }
+            );
+        }
+        assert_eq!(Stat::parse("42 (sh"), None);
+        assert_eq!(Stat::parse(""), None);
+    }
+
+    #[test]
+    fn this_process_is_alive_and_has_ancestors() {
+        let me = Identity::of_self().unwrap();
+        assert!(is_alive(me.pid, me.start_time));
+        assert!(!is_alive(me.pid, me.start_time + 1));
+        assert!(open_exactly(me.pid, me.start_time + 1).is_none());
+        assert!(ancestors(me.pid).count() >= 1);
+    }
+
+    #[test]
+    fn a_tree_lists_ancestors_first_and_leaves_out_what_is_skipped() {
+        let process = |pid, parent| Stat {
+            pid,
+            parent,
+            state: b'S',
+            start_time: 0,
+            cpu_ticks: 0,
+            threads: 1,
+        };
+        let all = [
+            process(5, 3),
+            process(4, 2),
+            process(3, 1),
+            process(2, 1),
+            process(1, 0),
+        ];
+        let pids = |stats: Vec<Stat>| stats.iter().map(|it| it.pid).collect::<Vec<_>>();
+        assert_eq!(pids(tree(&[1], &all, |_| false)), [1, 3, 2, 5, 4]);
+        assert_eq!(pids(tree(&[1], &all, |pid| pid == 3)), [1, 2, 4]);
+    }
+}

@@ -1,0 +1,287 @@
+//! Taking tenures away, and putting things right: by supervisors, and by hand.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::cgroup::{self, Group, Mount};
+use crate::client::Host;
+use crate::clock::{self, Deadline};
+use crate::device;
+use crate::error::{Error, Result};
+use crate::freezer::continue_all;
+use crate::layout::{DEVICES, Layout, SUPERVISORS, TENANTS};
+use crate::process::{self, Identity};
+use crate::segment::Segment;
+use crate::supervision;
+use crate::tenant;
+use crate::word::{Cause, GateWord, Revocation, SlotState, Stage};
+
+/// Takes a tenure away from its holder: one swap to open, with the cause left for the holder.
+/// Returns whether it was still its tenure.
+pub fn revoke(segment: &Layout, index: usize, word: GateWord, cause: Cause) -> bool {
+    let section = &segment.devices[index];
+    let revocation = Revocation {
+        tenure: word.tenure(),
+        cause,
+    };
+    // Release: partner of the Acquire in the holder's reading, after it finds its tenure gone.
+    // If the swap fails, the tenure has ended by itself and nobody asks for its cause.
+    section
+        .revocation
+        .store(revocation.pack(), Ordering::Release);
+    let revoked = section.gate().open(word).is_ok();
+    if revoked {
+        log::info!("revoked {word:?} of {}: {cause:?}", section.name.get());
+        ring_for(segment, segment.live_tenants.iter());
+    }
+    revoked
+}
+
+/// Rings for the supervisors of `tenants`, once each.
+pub fn ring_for(segment: &Layout, tenants: impl Iterator<Item = usize>) {
+    let mut slots: Vec<usize> = tenants
+        .map(|slot| segment.tenants[slot].owner().supervisor())
+        .collect();
+    slots.sort_unstable();
+    slots.dedup();
+    for slot in slots {
+        supervision::ring(segment, slot);
+    }
+}
+
+/// Thaws everything that the workers of supervisor slot `slot` froze, and marks it in the
+/// acknowledgements: a region that is running was disturbed. Returns the names of those that
+/// were frozen.
+pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
+    let mut thawed = Vec::new();
+    for index in 0..TENANTS {
+        let tenant = &segment.tenants[index];
+        let owner = tenant.owner();
+        if owner.supervisor() != slot || owner.is_free() {
+            continue;
+        }
+        for device in 0..DEVICES {
+            let mut ack = tenant.ack(device);
+            let word = segment.devices[device].gate().load();
+            if !word.is_open() && ack.tenure == word.tenure() && ack.stage >= Stage::Settled {
+                ack.disturbed = true;
+                tenant.acks[device].store(ack.pack(), Ordering::Release);
+            }
+        }
+        if let Some(group) = Group::at(&tenant.cgroup.get()) {
+            let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
+        }
+        let since = tenant.frozen_since.swap(0, Ordering::AcqRel);
+        if since != 0 {
+            let frozen = clock::now().saturating_sub(since);
+            tenant.frozen_total.fetch_add(frozen, Ordering::AcqRel);
+            thawed.push(tenant.name.get());
+        }
+    }
+    continue_all(&segment.stopped, slot);
+    thawed
+}
+
+/// Repairs what can be repaired from this PID namespace by this user. Returns what was done.
+///
+/// # Errors
+/// If the segment cannot be used, or the supervisor does not start.
+pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
+    let mut done = Vec::new();
+    let Some(segment) = Segment::open(directory)? else {
+        done.extend(remove_groups(directory, None));
+        return Ok(done);
+    };
+    let identity = Identity::of_self()?;
+    let now = clock::now();
+    let own = supervision::find(&segment, &identity);
+    if let Some(slot) = own.filter(|slot| !segment.is_supervisor_alive(*slot)) {
+        for name in take_over(&segment, slot) {
+            done.push(format!("thawed {name}, whose supervisor had died"));
+        }
+        let mut left = 0;
+        for index in 0..TENANTS {
+            let tenant = &segment.tenants[index];
+            let owner = tenant.owner();
+            if owner.is_free() || owner.supervisor() != slot {
+                continue;
+            }
+            let start_time = tenant.start_time.load(Ordering::Acquire);
+            let group = Group::at(&tenant.cgroup.get());
+            let is_alive = process::is_alive(owner.pid(), start_time)
+                || group.is_some_and(|group| group.is_populated());
+            if is_alive {
+                left += 1;
+                continue;
+            }
+            revoke_held_by(&segment, index, Cause::Died, &mut done);
+            done.push(format!(
+                "freed the slot of {} ({})",
+                tenant.name.get(),
+                owner.pid()
+            ));
+            tenant::release(&segment, index, owner);
+        }
+        if left > 0 {
+            supervision::ensure(&segment, &identity, &host.program()?)?;
+            done.push(format!(
+                "started the supervisor of {left} running tenants again"
+            ));
+        }
+    }
+    for index in device::in_use(&segment) {
+        let section = &segment.devices[index];
+        let word = section.gate().load();
+        let is_late = now
+            > section
+                .hold_deadline
+                .load(Ordering::Acquire)
+                .saturating_add(clock::SECOND);
+        let timed = !matches!(
+            word.phase(),
+            crate::word::Phase::Open | crate::word::Phase::Granted
+        );
+        if timed && is_late && revoke(&segment, index, word, Cause::Deadline) {
+            done.push(format!(
+                "ended a region on {} that was past its limit",
+                section.name.get()
+            ));
+        }
+    }
+    ring_for(&segment, segment.live_tenants.iter());
+    done.extend(remove_groups(directory, Some(&segment)));
+    Ok(done)
+}
+
+fn revoke_held_by(segment: &Layout, holder: usize, cause: Cause, done: &mut Vec<String>) {
+    for index in device::in_use(segment) {
+        let section = &segment.devices[index];
+        let word = section.gate().load();
+        if !word.is_open() && word.holder() == holder && revoke(segment, index, word, cause) {
+            done.push(format!(
+                "opened the gate of {}, held by {}",
+                section.name.get(),
+                segment.tenants[holder].name.get()
+            ));
+        }
+    }
+}
+
+/// Takes krex out of use: every gate is opened, everybody thawed, supervisors end, the segment
+/// is removed. Commands that run go on without krex, or make a new segment at their next use.
+///
+/// # Errors
+/// If the directory is not ours, or files cannot be removed.
+pub fn purge(directory: &Path) -> Result<Vec<String>> {
+    let mut done = Vec::new();
+    match Segment::open(directory) {
+        Ok(Some(segment)) => retire(&segment, &mut done),
+        Ok(None) => {}
+        Err(error @ Error::Segment { .. }) => {
+            // Not usable, so nobody can be told; the files can still be removed.
+            done.push(format!("found a damaged segment: {error}"));
+        }
+        Err(error) => return Err(error),
+    }
+    done.extend(remove_groups(directory, None));
+    for name in ["segment", "krex.log"] {
+        let path = directory.join(name);
+        match fs::remove_file(&path) {
+            Ok(()) => done.push(format!("removed {}", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(Error::system(path.display().to_string(), error)),
+        }
+    }
+    // Only if nothing else is in it.
+    if fs::remove_dir(directory).is_ok() {
+        done.push(format!("removed {}", directory.display()));
+    }
+    Ok(done)
+}
+
+fn retire(segment: &Segment, done: &mut Vec<String>) {
+    // Release: whoever sees the mark finds the gates open, or opens a new segment anyway.
+    segment.header.retired.store(1, Ordering::Release);
+    for index in device::in_use(segment) {
+        let section = &segment.devices[index];
+        let word = section.gate().load();
+        if !word.is_open() && revoke(segment, index, word, Cause::ByHand) {
+            done.push(format!("ended the region on {}", section.name.get()));
+        }
+        section.gate().wake();
+    }
+    let alive = || (0..SUPERVISORS).filter(|slot| segment.is_supervisor_alive(*slot));
+    for slot in alive() {
+        supervision::ring(segment, slot);
+    }
+    let deadline = Deadline::after(Duration::from_secs(3));
+    while alive().next().is_some() && !deadline.has_passed() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let own = Identity::of_self()
+        .ok()
+        .and_then(|it| supervision::find(segment, &it));
+    for slot in alive() {
+        if Some(slot) == own {
+            kill_pair(segment, slot);
+            done.push("killed a supervisor that did not end".to_owned());
+        } else {
+            done.push(
+                "left a supervisor of another PID namespace, which ends by itself".to_owned(),
+            );
+        }
+    }
+    if let Some(slot) = own {
+        for name in take_over(segment, slot) {
+            done.push(format!("thawed {name}"));
+        }
+    }
+}
+
+/// Kills both halves of this namespace's pair; their names are checked, since process ids are
+/// reused.
+fn kill_pair(segment: &Layout, slot: usize) {
+    let supervisor = &segment.supervisors[slot];
+    // The keeper first: it would start another worker.
+    for word in [&supervisor.keeper, &supervisor.worker] {
+        let pid = word.load(Ordering::Acquire) as i32;
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if let Some(stat) = process::Stat::of(pid)
+            && name.starts_with("krex-")
+        {
+            let _ = process::signal_exactly(pid, stat.start_time, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Thaws and removes groups of this runtime directory that no tenant uses.
+fn remove_groups(directory: &Path, segment: Option<&Layout>) -> Vec<String> {
+    let mut done = Vec::new();
+    let prefix = tenant::group_prefix(directory);
+    let parent = cgroup::parent_for_tenants()
+        .and_then(|parent| Mount::find()?.directory(&parent))
+        .and_then(|path| fs::read_dir(path).ok());
+    let Some(entries) = parent else { return done };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let used = segment.is_some_and(|segment| {
+            (0..TENANTS).any(|slot| {
+                let tenant = &segment.tenants[slot];
+                tenant.owner().state() != SlotState::Free
+                    && tenant.cgroup.get().ends_with(&format!("/{name}"))
+            })
+        });
+        if !name.starts_with(&prefix) || used {
+            continue;
+        }
+        let group = Group {
+            directory: entry.path(),
+        };
+        let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
+        group.remove();
+        done.push(format!("removed the cgroup {name}"));
+    }
+    done
+}

@@ -1,0 +1,199 @@
+//! The other tenants on a device, as the holder sees them.
+
+use std::collections::HashMap;
+
+use crate::layout::{Layout, Tenant};
+use crate::tenant;
+use crate::word::{Ack, Drained, Frozen, Obstacle, Reference, SlotState, Stage};
+
+/// A sibling of the holder: to be turned back, drained and frozen.
+#[derive(Clone, Debug)]
+pub struct Sibling {
+    pub reference: Reference,
+    pub name: String,
+    pub supervisor: usize,
+    pub attached: bool,
+    pub registered_at: u64,
+    /// Whether it was split off from another tenant, which was counted in its place before.
+    pub split: bool,
+    /// Completed submissions per submitter slot, when the region began.
+    completed: HashMap<usize, u64>,
+}
+
+/// What is known about a sibling after the region.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    pub name: String,
+    pub drained: Drained,
+    pub frozen: Frozen,
+    /// Submissions of it that were completed, or begun, while the region ran.
+    pub submissions: u64,
+    pub in_flight: u64,
+    pub problems: Vec<Problem>,
+}
+
+/// A reason why a sibling may have disturbed the region.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// Known to have disturbed, as opposed to not known.
+    pub certain: bool,
+    pub text: String,
+}
+
+/// Lists the siblings of the tenant in slot `holder` on `device`: everybody who shares it,
+/// except the holder's own descendants.
+pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
+    segment
+        .live_tenants
+        .iter()
+        .filter_map(|slot| {
+            let tenant = &segment.tenants[slot];
+            let owner = tenant.owner();
+            // One that is still starting looks at the gate before it runs anything.
+            let counts = owner.state() == SlotState::Live
+                && slot != holder
+                && tenant.shares(device)
+                && !tenant::descends_from(segment, slot, holder);
+            counts.then(|| Sibling {
+                reference: Reference {
+                    slot,
+                    generation: owner.generation(),
+                },
+                name: tenant.name.get(),
+                supervisor: owner.supervisor(),
+                attached: tenant.attached.load(std::sync::atomic::Ordering::Relaxed) != 0,
+                registered_at: tenant
+                    .registered_at
+                    .load(std::sync::atomic::Ordering::Relaxed),
+                split: tenant.parent().is_some(),
+                completed: HashMap::new(),
+            })
+        })
+        .collect()
+}
+
+/// The distinct supervisors of `siblings`.
+pub fn supervisors(siblings: &[Sibling]) -> Vec<usize> {
+    let mut slots: Vec<usize> = siblings.iter().map(|it| it.supervisor).collect();
+    slots.sort_unstable();
+    slots.dedup();
+    slots
+}
+
+impl Sibling {
+    fn tenant<'a>(&self, segment: &'a Layout) -> Option<&'a Tenant> {
+        tenant::resolve(segment, self.reference)
+    }
+
+    /// What its supervisor did for `tenure`; `None` if the tenant has ended.
+    pub fn ack(&self, segment: &Layout, device: usize, tenure: u64) -> Option<Ack> {
+        let ack = self.tenant(segment)?.ack(device);
+        Some(if ack.tenure == tenure {
+            ack
+        } else {
+            Ack::none(tenure)
+        })
+    }
+
+    /// Whether its supervisor has come as far as `stage` for `tenure`, or it has ended.
+    pub fn has_reached(&self, segment: &Layout, device: usize, tenure: u64, stage: Stage) -> bool {
+        self.ack(segment, device, tenure)
+            .is_none_or(|ack| ack.stage >= stage)
+    }
+
+    fn submitters<'a>(
+        &'a self,
+        segment: &'a Layout,
+        device: usize,
+    ) -> impl Iterator<Item = usize> + 'a {
+        segment.live_submitters.iter().filter(move |slot| {
+            let submitter = &segment.submitters[*slot];
+            submitter.tenant() == Some(self.reference)
+                && submitter.device.load(std::sync::atomic::Ordering::Relaxed) == device as u64
+        })
+    }
+
+    /// Notes what it has completed so far: the region begins.
+    pub fn begin(&mut self, segment: &Layout, device: usize) {
+        let slots: Vec<usize> = self.submitters(segment, device).collect();
+        for slot in slots {
+            self.completed
+                .insert(slot, segment.submitters[slot].flight().counts().completed);
+        }
+    }
+
+    /// Judges what it did in the region.
+    pub fn judge(&self, segment: &Layout, device: usize, tenure: u64, verified: bool) -> Outcome {
+        let mut submissions = 0;
+        let mut in_flight = 0;
+        for slot in self.submitters(segment, device) {
+            let counts = segment.submitters[slot].flight().counts();
+            let before = self.completed.get(&slot).copied().unwrap_or(0);
+            submissions += counts.completed.saturating_sub(before);
+            in_flight += counts.in_flight;
+        }
+        let ack = self.ack(segment, device, tenure);
+        let mut outcome = Outcome {
+            name: self.name.clone(),
+            drained: ack.map_or(Drained::Idle, |ack| ack.drained),
+            frozen: ack.map_or(Frozen::Gone, |ack| ack.frozen),
+            submissions,
+            in_flight,
+            problems: Vec::new(),
+        };
+        outcome.problems = self.problems(&outcome, ack, verified);
+        outcome
+    }
+
+    fn problems(&self, outcome: &Outcome, ack: Option<Ack>, verified: bool) -> Vec<Problem> {
+        let name = &self.name;
+        let mut problems = Vec::new();
+        let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
+        if outcome.submissions > 0 {
+            add(
+                true,
+                format!(
+                    "{name} submitted {} times in the region",
+                    outcome.submissions
+                ),
+            );
+        }
+        let Some(ack) = ack else { return problems };
+        if ack.stage == Stage::None {
+            add(
+                true,
+                format!("{name} was not frozen: its supervisor did not answer in time"),
+            );
+            return problems;
+        }
+        if ack.drained == Drained::TimedOut {
+            let count = outcome.in_flight.max(1);
+            add(
+                true,
+                format!("{name} was not drained: {count} in flight after drain_timeout"),
+            );
+        }
+        if ack.frozen == Frozen::No {
+            let why = match ack.obstacle {
+                Obstacle::None => "it was thawed or never froze",
+                Obstacle::FreezeFailed => "its freezer failed",
+                Obstacle::FreezeTimedOut => "a task of it did not freeze in time",
+                Obstacle::IsInit => "it is PID 1, which cannot be stopped from inside",
+                Obstacle::NotPermitted => "some of its processes belong to another user",
+            };
+            add(true, format!("{name} was not frozen: {why}"));
+        }
+        if ack.disturbed {
+            add(
+                true,
+                format!("{name} ran during the region: somebody thawed or continued it"),
+            );
+        } else if !verified && ack.stage < Stage::Verified && ack.frozen != Frozen::No {
+            add(
+                false,
+                format!("{name} could not be looked at again after the region"),
+            );
+        }
+        problems
+    }
+}

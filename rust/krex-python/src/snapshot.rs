@@ -1,0 +1,163 @@
+//! What `krex status` shows, and what `krex recover` does.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+
+use krex_core::clock::{self, seconds};
+use krex_core::device::{GATE_PREFIX, in_use};
+use krex_core::freezer::Kind;
+use krex_core::layout::{Activity, Tenant};
+use krex_core::segment::{Segment, runtime_dir};
+use krex_core::word::{OwnerWord, Phase, SlotState};
+use krex_core::{recover as repair, tenant};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::convert;
+use crate::host::without_interpreter;
+
+/// The state of everything in a runtime directory, as JSON-like data. Makes nothing.
+#[pyfunction]
+#[pyo3(signature = (runtime_dir=None))]
+pub fn snapshot(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult<Bound<'_, PyDict>> {
+    let failed = |error| convert::error(py, error);
+    let directory = match runtime_dir {
+        Some(directory) => directory,
+        None => self::runtime_dir().map_err(failed)?,
+    };
+    let dict = PyDict::new(py);
+    dict.set_item("runtime_dir", directory.display().to_string())?;
+    let Some(segment) = Segment::open(&directory).map_err(failed)? else {
+        dict.set_item("layout", py.None())?;
+        dict.set_item("version", py.None())?;
+        for key in ["devices", "tenants", "supervisors"] {
+            dict.set_item(key, Vec::<u8>::new())?;
+        }
+        return Ok(dict);
+    };
+    dict.set_item("layout", segment.header.layout.load(Ordering::Relaxed))?;
+    dict.set_item("version", segment.header.version.get())?;
+    dict.set_item("devices", devices(py, &segment)?)?;
+    dict.set_item("tenants", tenants(py, &segment)?)?;
+    dict.set_item("supervisors", supervisors(py, &segment)?)?;
+    Ok(dict)
+}
+
+fn live(segment: &Segment) -> impl Iterator<Item = (usize, OwnerWord, &Tenant)> {
+    segment
+        .live_tenants
+        .iter()
+        .map(|slot| (slot, segment.tenants[slot].owner(), &segment.tenants[slot]))
+        .filter(|(_, owner, _)| owner.state() == SlotState::Live)
+}
+
+fn devices<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let now = clock::now();
+    let mut list = Vec::new();
+    for index in in_use(segment) {
+        let section = &segment.devices[index];
+        let word = section.gate().load();
+        let closed = !word.is_open();
+        let holder = closed.then(|| segment.tenants.get(word.holder())).flatten();
+        let since = section.granted_at.load(Ordering::Acquire);
+        let is_region = closed && !section.name.get().starts_with(GATE_PREFIX);
+        let mut queue: Vec<_> = live(segment)
+            .filter_map(|(_, _, it)| Some((it.queue.key_for(index)?, it.name.get())))
+            .collect();
+        queue.sort();
+        let dict = PyDict::new(py);
+        dict.set_item("name", section.name.get())?;
+        dict.set_item("phase", word.phase().name())?;
+        dict.set_item("epoch", word.tenure())?;
+        dict.set_item("holder", holder.map(|it| it.name.get()))?;
+        let label = section.label.get();
+        dict.set_item("label", (is_region && !label.is_empty()).then_some(label))?;
+        dict.set_item(
+            "held_s",
+            is_region.then(|| seconds(now.saturating_sub(since))),
+        )?;
+        dict.set_item(
+            "queue",
+            queue.into_iter().map(|it| it.1).collect::<Vec<_>>(),
+        )?;
+        list.push(dict);
+    }
+    Ok(list)
+}
+
+fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let now = clock::now();
+    let mut list = Vec::new();
+    for (slot, owner, it) in live(segment) {
+        let activity = Activity::from_word(it.activity.load(Ordering::Relaxed)).name();
+        let holds = in_use(segment).any(|index| {
+            let word = segment.devices[index].gate().load();
+            matches!(word.phase(), Phase::Held | Phase::Leaving) && word.holder() == slot
+        });
+        let is_frozen = it.frozen_since.load(Ordering::Acquire) != 0;
+        let state = match (holds, is_frozen) {
+            (true, _) => "in_critical_region",
+            (false, true) => "frozen",
+            (false, false) => activity,
+        };
+        let shared = in_use(segment).filter(|index| it.shares(*index));
+        let parent = it
+            .parent()
+            .and_then(|parent| tenant::resolve(segment, parent));
+        let dict = PyDict::new(py);
+        dict.set_item("name", it.name.get())?;
+        dict.set_item("pid", owner.pid())?;
+        dict.set_item("state", state)?;
+        dict.set_item("phase", activity)?;
+        let names: Vec<_> = shared
+            .map(|index| segment.devices[index].name.get())
+            .collect();
+        dict.set_item("devices", names)?;
+        dict.set_item("frozen", is_frozen)?;
+        let freezer = Kind::from_word(it.freezer.load(Ordering::Relaxed));
+        dict.set_item("freezer", freezer.name())?;
+        dict.set_item("waiting", it.waiting_threads.load(Ordering::Acquire) > 0)?;
+        dict.set_item("excluded_s", seconds(it.time_excluded(now)))?;
+        let age = now.saturating_sub(it.registered_at.load(Ordering::Relaxed));
+        dict.set_item("age_s", seconds(age))?;
+        dict.set_item("parent", parent.map(|it| it.name.get()))?;
+        dict.set_item("supervisor", owner.supervisor())?;
+        list.push(dict);
+    }
+    Ok(list)
+}
+
+fn supervisors<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let mut list = Vec::new();
+    for (slot, it) in segment.supervisors.iter().enumerate() {
+        if it.key.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        let is_alive = segment.is_supervisor_alive(slot);
+        let tenants = live(segment)
+            .filter(|(_, owner, _)| owner.supervisor() == slot)
+            .count();
+        let dict = PyDict::new(py);
+        dict.set_item("slot", slot)?;
+        dict.set_item("pid", it.keeper.load(Ordering::Acquire))?;
+        dict.set_item("worker_pid", it.worker.load(Ordering::Acquire))?;
+        dict.set_item("alive", is_alive)?;
+        dict.set_item("tenants", tenants)?;
+        list.push(dict);
+    }
+    Ok(list)
+}
+
+/// Repairs by hand what supervisors could not, or takes krex out of use. Returns what was done.
+#[pyfunction]
+#[pyo3(signature = (purge=false))]
+pub fn recover(py: Python<'_>, purge: bool) -> PyResult<Vec<String>> {
+    without_interpreter(py, |host| {
+        let directory = runtime_dir()?;
+        if purge {
+            repair::purge(&directory)
+        } else {
+            repair::recover(&directory, host)
+        }
+    })
+}

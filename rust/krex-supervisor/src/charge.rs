@@ -1,0 +1,321 @@
+//! A tenant in a supervisor's charge: its freezer, and what it is in the middle of.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+
+use krex_core::cgroup::Group;
+use krex_core::clock;
+use krex_core::freezer::{Cgroup2, Freezer, Journal, Kind, Members, ProcessTable, Sigstop};
+use krex_core::hooks;
+use krex_core::layout::{DEVICES, Layout, Tenant};
+use krex_core::process;
+use krex_core::region::FREEZE_LIMIT;
+use krex_core::tenant;
+use krex_core::word::{Frozen, Obstacle, OwnerWord};
+use rustix::process::Signal;
+
+/// What is to be frozen of a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    Whole,
+    /// All but the ancestors of this process, the holder.
+    Around {
+        holder: i32,
+    },
+}
+
+/// How far the freezing is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Running,
+    Freezing { extent: Extent, since: u64 },
+    Frozen { extent: Extent },
+}
+
+/// Why freezing failed for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure(pub Obstacle);
+
+pub struct Charge<'a> {
+    segment: &'a Layout,
+    slot: usize,
+    pub owner: OwnerWord,
+    pub start_time: u64,
+    /// Fires when the root process ends; `None`: it had ended before.
+    pub pidfd: Option<OwnedFd>,
+    pub root_ended: bool,
+    group: Option<Group>,
+    kind: Kind,
+    whole: Option<Box<dyn Freezer + 'a>>,
+    around: Option<Sigstop<'a>>,
+    journal: Journal<'a>,
+    /// Who belongs to it, where there is no group that knows.
+    members: Option<Sigstop<'a>>,
+    pub progress: Progress,
+    /// The tenure, per device, in which something was seen in flight.
+    pub was_in_flight: [u64; DEVICES],
+    /// When its time limit ended it.
+    pub terminated_at: Option<u64>,
+    killed: bool,
+}
+
+impl<'a> Charge<'a> {
+    pub fn new(segment: &'a Layout, supervisor: usize, slot: usize, owner: OwnerWord) -> Self {
+        let tenant = &segment.tenants[slot];
+        let start_time = tenant.start_time.load(Ordering::Acquire);
+        let kind = Kind::from_word(tenant.freezer.load(Ordering::Acquire));
+        let journal = Journal {
+            entries: &segment.stopped,
+            supervisor,
+            tenant: slot,
+        };
+        let group = match kind {
+            Kind::Cgroup2 => Group::at(&tenant.cgroup.get()),
+            _ => None,
+        };
+        let tree = || Members::Tree {
+            root: owner.pid(),
+            start_time,
+        };
+        let whole: Option<Box<dyn Freezer + 'a>> = match (kind, &group) {
+            (Kind::Cgroup2, Some(group)) => match Cgroup2::open(group) {
+                Ok(freezer) => Some(Box::new(freezer)),
+                Err(error) => {
+                    log::warn!("{}: {error}", group.directory.display());
+                    None
+                }
+            },
+            (Kind::Sigstop, _) => Some(Box::new(Sigstop::new(tree(), journal))),
+            _ => None,
+        };
+        let pidfd = process::open_exactly(owner.pid(), start_time);
+        Self {
+            segment,
+            slot,
+            owner,
+            start_time,
+            root_ended: pidfd.is_none(),
+            pidfd,
+            members: group.is_none().then(|| Sigstop::new(tree(), journal)),
+            group,
+            kind,
+            whole,
+            around: None,
+            journal,
+            progress: Progress::Running,
+            was_in_flight: [0; DEVICES],
+            terminated_at: None,
+            killed: false,
+        }
+    }
+
+    pub fn tenant(&self) -> &'a Tenant {
+        &self.segment.tenants[self.slot]
+    }
+
+    /// How a freeze of this extent is named in acknowledgements.
+    pub fn frozen_name(&self, extent: Extent) -> Frozen {
+        match (extent, self.kind) {
+            (Extent::Around { .. }, _) => Frozen::AroundHolder,
+            (Extent::Whole, Kind::Cgroup2) => Frozen::Cgroup2,
+            (Extent::Whole, Kind::Sigstop) => Frozen::Sigstop,
+            (Extent::Whole, Kind::None) => Frozen::No,
+        }
+    }
+
+    fn freezer(&mut self, extent: Extent) -> Option<&mut (dyn Freezer + 'a)> {
+        match extent {
+            Extent::Whole => self.whole.as_deref_mut(),
+            Extent::Around { .. } => match &mut self.around {
+                Some(around) => Some(around),
+                None => None,
+            },
+        }
+    }
+
+    /// Begins to freeze. One that is frozen to another extent is thawed first.
+    pub fn start(&mut self, extent: Extent, processes: &mut ProcessTable) -> Result<(), Failure> {
+        self.thaw();
+        if self.progress != Progress::Running {
+            return Ok(()); // The thaw failed and is tried again.
+        }
+        if hooks::sabotaged("freeze") {
+            self.progress = Progress::Frozen { extent };
+            return Ok(());
+        }
+        if let Extent::Around { holder } = extent {
+            let members = match &self.group {
+                Some(group) => Members::Group(Group {
+                    directory: group.directory.clone(),
+                }),
+                None => Members::Tree {
+                    root: self.owner.pid(),
+                    start_time: self.start_time,
+                },
+            };
+            let mut around = Sigstop::new(members, self.journal);
+            let spared = process::ancestors(holder)
+                .map(|it| it.pid)
+                .chain([holder])
+                .collect();
+            around.exclude(tenant::other_roots(self.segment, self.slot), spared);
+            self.around = Some(around);
+        }
+        self.exclude_other_tenants();
+        let now = clock::now();
+        self.progress = Progress::Freezing { extent, since: now };
+        self.tenant().frozen_since.store(now, Ordering::Release);
+        let Some(freezer) = self.freezer(extent) else {
+            self.thaw();
+            return Err(Failure(Obstacle::FreezeFailed));
+        };
+        let started = freezer.start(processes);
+        hooks::fault("freezing");
+        started.map_err(|error| self.give_up(&error))
+    }
+
+    /// SIGSTOP goes by the tree, in which other tenants may hang.
+    fn exclude_other_tenants(&mut self) {
+        if self.kind != Kind::Sigstop {
+            return;
+        }
+        // Rebuilt each time: tenants come and go. What was stopped is continued by now.
+        let tree = Members::Tree {
+            root: self.owner.pid(),
+            start_time: self.start_time,
+        };
+        let foreign = tenant::other_roots(self.segment, self.slot);
+        let mut whole = Sigstop::new(tree, self.journal);
+        if let Some(members) = &mut self.members {
+            members.exclude(foreign.clone(), Vec::new());
+            whole.remember(members);
+        }
+        whole.exclude(foreign, Vec::new());
+        self.whole = Some(Box::new(whole));
+    }
+
+    /// Carries a begun freeze on.
+    pub fn carry_on(&mut self, processes: &mut ProcessTable) -> Result<(), Failure> {
+        let Progress::Freezing { extent, since } = self.progress else {
+            return Ok(());
+        };
+        let Some(freezer) = self.freezer(extent) else {
+            return Ok(());
+        };
+        match freezer.is_frozen(processes) {
+            Ok(true) => {
+                self.progress = Progress::Frozen { extent };
+                Ok(())
+            }
+            Ok(false) if clock::now() > since + clock::nanoseconds(FREEZE_LIMIT) => {
+                self.thaw();
+                Err(Failure(Obstacle::FreezeTimedOut))
+            }
+            Ok(false) => Ok(()),
+            Err(error) => Err(self.give_up(&error)),
+        }
+    }
+
+    fn give_up(&mut self, error: &io::Error) -> Failure {
+        log::warn!("freezing {:?}: {error}", self.tenant().name.get());
+        self.thaw();
+        Failure(match error.raw_os_error() {
+            Some(libc::EINVAL) => Obstacle::IsInit,
+            Some(libc::EPERM | libc::EACCES) => Obstacle::NotPermitted,
+            _ => Obstacle::FreezeFailed,
+        })
+    }
+
+    /// Whether what was frozen is so still.
+    pub fn is_still_frozen(&mut self, processes: &mut ProcessTable) -> bool {
+        let Progress::Frozen { extent } = self.progress else {
+            return false;
+        };
+        if hooks::sabotaged("freeze") || hooks::sabotaged("verify") {
+            return true;
+        }
+        self.freezer(extent)
+            .is_some_and(|it| it.is_frozen(processes).unwrap_or(false))
+    }
+
+    /// Lets it run. If the kernel refuses, the progress stays as it was and the next round tries
+    /// again.
+    pub fn thaw(&mut self) {
+        let extent = match self.progress {
+            Progress::Running => return,
+            Progress::Freezing { extent, .. } | Progress::Frozen { extent } => extent,
+        };
+        if hooks::sabotaged("thaw") {
+            return;
+        }
+        if let Some(freezer) = self.freezer(extent)
+            && let Err(error) = freezer.thaw()
+        {
+            log::error!("thawing {:?}: {error}", self.tenant().name.get());
+            return;
+        }
+        self.progress = Progress::Running;
+        let since = self.tenant().frozen_since.swap(0, Ordering::AcqRel);
+        if since != 0 {
+            let frozen = clock::now().saturating_sub(since);
+            self.tenant()
+                .frozen_total
+                .fetch_add(frozen, Ordering::AcqRel);
+        }
+    }
+
+    /// Whether any process of it is left; learns who belongs to it on the way.
+    pub fn is_populated(&mut self, processes: &mut ProcessTable) -> bool {
+        if let Some(group) = &self.group {
+            return group.is_populated();
+        }
+        let foreign = tenant::other_roots(self.segment, self.slot);
+        self.members.as_mut().is_some_and(|members| {
+            members.exclude(foreign, Vec::new());
+            members.look(processes)
+        })
+    }
+
+    /// CPU time used so far, in nanoseconds. What ended meanwhile may be missing in it.
+    pub fn cpu_time(&mut self, processes: &mut ProcessTable) -> u64 {
+        if let Some(group) = &self.group {
+            return group.cpu_time().unwrap_or(0) * 1000;
+        }
+        let ticks = self
+            .members
+            .as_mut()
+            .map_or(0, |it| it.cpu_ticks(processes));
+        ticks * (clock::SECOND / rustix::param::clock_ticks_per_second().max(1))
+    }
+
+    /// Ends it at its time limit: first politely, then, `killing`, for good.
+    pub fn end(&mut self, killing: bool, processes: &mut ProcessTable) {
+        if killing && self.killed {
+            return;
+        }
+        self.killed = killing;
+        let signal = if killing { Signal::KILL } else { Signal::TERM };
+        log::info!(
+            "{:?} is at its time limit: {signal:?}",
+            self.tenant().name.get()
+        );
+        let members: Vec<(i32, u64)> = match (&self.group, &mut self.members) {
+            (Some(group), _) if killing && group.kill().is_ok() => return,
+            (Some(group), _) => group
+                .processes()
+                .iter()
+                .filter_map(|pid| process::Stat::of(*pid))
+                .map(|it| (it.pid, it.start_time))
+                .collect(),
+            (None, Some(members)) => {
+                members.look(processes);
+                members.seen().to_vec()
+            }
+            (None, None) => Vec::new(),
+        };
+        for (pid, start_time) in members {
+            let _ = process::signal_exactly(pid, start_time, signal);
+        }
+    }
+}
