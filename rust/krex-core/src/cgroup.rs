@@ -29,10 +29,7 @@ impl Mount {
             }
             let mut fields = before.split(' ').skip(3);
             let root = unescape(fields.next()?);
-            Some(Self {
-                root,
-                point: unescape(fields.next()?).into(),
-            })
+            Some(Self { root, point: unescape(fields.next()?).into() })
         })
     }
 
@@ -80,9 +77,7 @@ pub fn path_of(process: &str) -> Option<String> {
 
 /// Whether a path's last part is the name of a tenant's group.
 pub fn is_tenants(path: &str) -> bool {
-    path.rsplit('/')
-        .next()
-        .is_some_and(|name| name.starts_with(PREFIX))
+    path.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX))
 }
 
 /// The group below which a new tenant of this process belongs: its own, so that limits and
@@ -93,11 +88,7 @@ pub fn parent_for_tenants() -> Option<String> {
         return Some(own);
     }
     let (parent, _) = own.rsplit_once('/')?;
-    Some(if parent.is_empty() {
-        "/".to_owned()
-    } else {
-        parent.to_owned()
-    })
+    Some(if parent.is_empty() { "/".to_owned() } else { parent.to_owned() })
 }
 
 /// A group that krex made.
@@ -112,9 +103,7 @@ impl Group {
         if !is_tenants(path) {
             return None;
         }
-        Some(Self {
-            directory: Mount::find()?.directory(path)?,
-        })
+        Some(Self { directory: Mount::find()?.directory(path)? })
     }
 
     /// Makes the group. It must have `cgroup.freeze`.
@@ -147,10 +136,7 @@ impl Group {
     /// The processes in the group, as this PID namespace numbers them.
     pub fn processes(&self) -> Vec<i32> {
         let list = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
-        list.lines()
-            .filter_map(|line| line.parse().ok())
-            .filter(|pid| *pid > 0)
-            .collect()
+        list.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect()
     }
 
     /// Whether any process is left, exits in progress included.
@@ -162,11 +148,7 @@ impl Group {
     /// CPU time that the group has used, in microseconds.
     pub fn cpu_time(&self) -> Option<u64> {
         let table = fs::read_to_string(self.directory.join("cpu.stat")).ok()?;
-        table
-            .lines()
-            .find_map(|line| line.strip_prefix("usage_usec "))?
-            .parse()
-            .ok()
+        table.lines().find_map(|line| line.strip_prefix("usage_usec "))?.parse().ok()
     }
 
     /// Kills every process in the group.
@@ -209,16 +191,10 @@ mod tests {
     fn the_mount_is_found_wherever_it_is() {
         let hybrid = "30 24 0:26 / /sys/fs/cgroup/unified rw,relatime shared:10 - cgroup2 c rw\n";
         let mount = Mount::parse(hybrid).unwrap();
-        assert_eq!(
-            mount.directory("/a/b").unwrap(),
-            Path::new("/sys/fs/cgroup/unified/a/b")
-        );
+        assert_eq!(mount.directory("/a/b").unwrap(), Path::new("/sys/fs/cgroup/unified/a/b"));
         let container = "5 4 0:6 /docker/x /my\\040cg rw - cgroup2 cgroup rw";
         let mount = Mount::parse(container).unwrap();
-        assert_eq!(
-            mount.directory("/docker/x/y").unwrap(),
-            Path::new("/my cg/y")
-        );
+        assert_eq!(mount.directory("/docker/x/y").unwrap(), Path::new("/my cg/y"));
         assert_eq!(mount.directory("/docker/xy"), None);
         assert_eq!(mount.directory("/docker/x/../z"), None);
         assert_eq!(Mount::parse("5 4 0:6 / /sys rw - cgroup cgroup rw"), None);

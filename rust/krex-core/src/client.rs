@@ -71,9 +71,7 @@ pub struct ThreadLock {
 
 impl ThreadLock {
     pub const fn new() -> Self {
-        Self {
-            owner: AtomicU64::new(0),
-        }
+        Self { owner: AtomicU64::new(0) }
     }
 
     fn mine() -> u64 {
@@ -112,6 +110,22 @@ impl ThreadLock {
                 return Err(Error::Interrupted);
             }
         }
+    }
+
+    /// Runs `work` with the lock held; it is given back however `work` ends.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`], or the error of `work`.
+    fn with<T>(&self, host: &dyn Host, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Held<'a>(&'a ThreadLock);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                self.0.unlock();
+            }
+        }
+        self.lock(Deadline::NEVER, host)?;
+        let _held = Held(self);
+        work()
     }
 
     pub fn unlock(&self) {
@@ -165,20 +179,17 @@ impl Client {
         if let Some(client) = Self::attached() {
             return Ok(client);
         }
-        ATTACHING.lock(Deadline::NEVER, host)?;
-        let result = match Self::attached() {
-            Some(client) => Ok(client),
-            None => Self::open(host).map(|client| {
-                let client: &'static Self = Box::leak(Box::new(client));
-                // Release: whoever loads the pointer sees the client whole. The one that it
-                // replaces (of the parent process, or of a purged segment) stays allocated,
-                // since other threads may still use it.
-                CURRENT.store(std::ptr::from_ref(client).cast_mut(), Ordering::Release);
-                client
-            }),
-        };
-        ATTACHING.unlock();
-        result
+        ATTACHING.with(host, || {
+            if let Some(client) = Self::attached() {
+                return Ok(client);
+            }
+            let client: &'static Self = Box::leak(Box::new(Self::open(host)?));
+            // Release: whoever loads the pointer sees the client whole. The one that it replaces
+            // (of the parent process, or of a purged segment) stays allocated, since other
+            // threads may still use it.
+            CURRENT.store(std::ptr::from_ref(client).cast_mut(), Ordering::Release);
+            Ok(client)
+        })
     }
 
     fn open(host: &dyn Host) -> Result<Self> {
@@ -186,9 +197,13 @@ impl Client {
         let identity = Identity::of_self()?;
         let known = supervision::find(&segment, &identity);
         let existing = tenant::find_own(&segment, known, &identity);
+        let is_near = |reference: &Reference| {
+            Some(segment.tenants[reference.slot].owner().supervisor()) == known
+        };
         let (supervisor, tenant) = match (known, existing) {
-            (Some(supervisor), Some(tenant)) => (supervisor, tenant),
-            _ => register(&segment, &identity, host, None)?,
+            (Some(supervisor), Some(tenant)) if is_near(&tenant) => (supervisor, tenant),
+            // What belongs to a tenant of another PID namespace needs a supervisor of its own.
+            (_, parent) => register(&segment, &identity, host, parent)?,
         };
         Ok(Self {
             segment,
@@ -208,10 +223,7 @@ impl Client {
     /// The tenant that this process belongs to.
     pub fn reference(&self) -> Reference {
         let packed = self.tenant.load(Ordering::Acquire);
-        Reference::unpack(packed).unwrap_or(Reference {
-            slot: 0,
-            generation: u64::MAX,
-        })
+        Reference::unpack(packed).unwrap_or(Reference { slot: 0, generation: u64::MAX })
     }
 
     pub fn tenant(&self) -> &Tenant {
@@ -264,25 +276,23 @@ impl Client {
         if is_own(self) {
             return Ok(());
         }
-        self.changing.lock(Deadline::NEVER, host)?;
-        let result = if is_own(self) {
-            Ok(())
-        } else {
+        self.changing.with(host, || {
+            if is_own(self) {
+                return Ok(());
+            }
             let parent = Some(self.reference())
                 .filter(|reference| tenant::resolve(&self.segment, *reference).is_some());
-            register(&self.segment, &self.identity, host, parent).map(|(_, tenant)| {
-                let packed = Reference::pack(Some(tenant));
-                self.tenant.store(packed, Ordering::Release);
-                for submitter in &self.submitters {
-                    if let Some(slot) = submitter.load(Ordering::Acquire).checked_sub(1) {
-                        let submitter = &self.segment.submitters[slot as usize];
-                        submitter.tenant.store(packed, Ordering::Release);
-                    }
+            let (_, tenant) = register(&self.segment, &self.identity, host, parent)?;
+            let packed = Reference::pack(Some(tenant));
+            self.tenant.store(packed, Ordering::Release);
+            for submitter in &self.submitters {
+                if let Some(slot) = submitter.load(Ordering::Acquire).checked_sub(1) {
+                    let submitter = &self.segment.submitters[slot as usize];
+                    submitter.tenant.store(packed, Ordering::Release);
                 }
-            })
-        };
-        self.changing.unlock();
-        result
+            }
+            Ok(())
+        })
     }
 
     /// The in-flight counter of this process on a device.
@@ -299,13 +309,12 @@ impl Client {
 
     #[cold]
     fn add_submitter(&self, device: usize, host: &dyn Host) -> Result<&Flight> {
-        self.changing.lock(Deadline::NEVER, host)?;
-        let result = match self.submitters[device].load(Ordering::Acquire) {
-            0 => self.claim_submitter(device),
-            slot => Ok(slot as usize - 1),
-        };
-        self.changing.unlock();
-        Ok(self.segment.submitters[result?].flight())
+        let slot =
+            self.changing.with(host, || match self.submitters[device].load(Ordering::Acquire) {
+                0 => self.claim_submitter(device),
+                slot => Ok(slot as usize - 1),
+            })?;
+        Ok(self.segment.submitters[slot].flight())
     }
 
     fn claim_submitter(&self, device: usize) -> Result<usize> {
@@ -315,28 +324,19 @@ impl Client {
             else {
                 continue;
             };
-            submitter
-                .start_time
-                .store(self.identity.start_time, Ordering::Relaxed);
-            submitter
-                .tenant
-                .store(Reference::pack(Some(self.reference())), Ordering::Relaxed);
+            submitter.start_time.store(self.identity.start_time, Ordering::Relaxed);
+            submitter.tenant.store(Reference::pack(Some(self.reference())), Ordering::Relaxed);
             submitter.device.store(device as u64, Ordering::Relaxed);
             submitter.stuck_at.store(0, Ordering::Relaxed);
             submitter.flight().reset();
             // SeqCst: whoever closes the gate after a submission of this slot was counted also
             // finds the slot in the list.
-            submitter
-                .owner
-                .store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
+            submitter.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
             self.segment.live_submitters.insert(slot);
             self.submitters[device].store(slot as u64 + 1, Ordering::Release);
             return Ok(slot);
         }
-        Err(Error::Full {
-            what: "submitter",
-            capacity: SUBMITTERS,
-        })
+        Err(Error::Full { what: "submitter", capacity: SUBMITTERS })
     }
 
     /// Whether a gate closed with `word` lets this process pass: it belongs to the holder, or
@@ -396,9 +396,7 @@ impl Client {
                 }
                 watch.look(self, host);
             }
-            match flight.try_enter(gate, |word| {
-                self.may_pass(word) || self.segment.is_retired()
-            }) {
+            match flight.try_enter(gate, |word| self.may_pass(word) || self.segment.is_retired()) {
                 Ok(()) => return Ok(()),
                 Err(again) => refused = again,
             }
@@ -408,16 +406,10 @@ impl Client {
     /// Ends a submission that entered.
     #[inline]
     pub fn leave_submission(&self, device: usize) {
-        let Some(slot) = self.submitters[device]
-            .load(Ordering::Acquire)
-            .checked_sub(1)
-        else {
+        let Some(slot) = self.submitters[device].load(Ordering::Acquire).checked_sub(1) else {
             return;
         };
-        if self.segment.submitters[slot as usize]
-            .flight()
-            .leave(self.gate(device))
-        {
+        if self.segment.submitters[slot as usize].flight().leave(self.gate(device)) {
             supervision::ring(&self.segment, self.supervisor);
         }
     }
@@ -430,10 +422,7 @@ impl Client {
         } else {
             let holder = self.segment.tenants.get(word.holder());
             let name = holder.map(|it| it.name.get()).unwrap_or_default();
-            format!(
-                "{name:?} holds it (epoch {}); see `krex status`",
-                word.tenure()
-            )
+            format!("{name:?} holds it (epoch {}); see `krex status`", word.tenure())
         };
         Error::Timeout {
             device: self.device_name(device),
@@ -444,7 +433,7 @@ impl Client {
 
     /// Starts this process's supervisor again if both halves of it were killed.
     pub fn revive_supervisor(&self, host: &dyn Host) {
-        if self.segment.is_supervisor_alive(self.supervisor) {
+        if self.segment.is_supervisor_alive(self.supervisor) || hooks::sabotaged("revive") {
             return;
         }
         let revived = host
@@ -552,9 +541,7 @@ impl Default for Watch {
 
 impl Watch {
     pub fn new() -> Self {
-        Self {
-            next: Deadline::after(Duration::from_secs(1)),
-        }
+        Self { next: Deadline::after(Duration::from_secs(1)) }
     }
 
     pub fn is_due(&mut self) -> bool {

@@ -55,9 +55,7 @@ pub fn find_or_add(layout: &Layout, name: &str) -> Result<usize> {
     for (index, device) in layout.devices.iter().enumerate() {
         // Sections are taken in order and never given back, so all who look for one name walk
         // the same path: it cannot be added twice.
-        let seen = match device
-            .hash
-            .compare_exchange(0, hash, Ordering::AcqRel, Ordering::Acquire)
+        let seen = match device.hash.compare_exchange(0, hash, Ordering::AcqRel, Ordering::Acquire)
         {
             Ok(_) => hash,
             Err(seen) => seen,
@@ -70,10 +68,7 @@ pub fn find_or_add(layout: &Layout, name: &str) -> Result<usize> {
             return Ok(index);
         }
     }
-    Err(Error::Full {
-        what: "device",
-        capacity: DEVICES,
-    })
+    Err(Error::Full { what: "device", capacity: DEVICES })
 }
 
 /// The indices of the devices in use.
@@ -91,9 +86,7 @@ mod tests {
             check_name(name).unwrap();
         }
         let long = format!("cpu:{}", "x".repeat(60));
-        for name in [
-            "", "gpu", "0", "CPU", "cpu:", "cpu:a b", "cpu:a/b", "gate:x", &long,
-        ] {
+        for name in ["", "gpu", "0", "CPU", "cpu:", "cpu:a b", "cpu:a/b", "gate:x", &long] {
             let message = check_name(name).unwrap_err().to_string();
             assert!(message.contains("cpu:NAME"), "{message}");
         }

@@ -8,11 +8,7 @@ use std::path::{Path, PathBuf};
 pub enum Error {
     /// The runtime directory or the segment cannot be used.
     #[error("{}: {problem}. {remedy}", .path.display())]
-    Segment {
-        path: PathBuf,
-        problem: String,
-        remedy: String,
-    },
+    Segment { path: PathBuf, problem: String, remedy: String },
 
     /// An argument is out of its range.
     #[error("{0}")]
@@ -26,18 +22,10 @@ pub enum Error {
     Full { what: &'static str, capacity: usize },
 
     #[error("no region on {device} within {waited_s:.3} s: {state}")]
-    Timeout {
-        device: String,
-        waited_s: f64,
-        state: String,
-    },
+    Timeout { device: String, waited_s: f64, state: String },
 
     #[error("the region on {device} (epoch {epoch}) was revoked: {cause}. Its measurement is void")]
-    Revoked {
-        device: String,
-        epoch: u64,
-        cause: String,
-    },
+    Revoked { device: String, epoch: u64, cause: String },
 
     #[error("{0}")]
     Misuse(String),
@@ -57,17 +45,10 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn segment(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self::Segment {
-            path: path.into(),
-            problem: problem.into(),
-            remedy: remedy.into(),
-        }
+        Self::Segment { path: path.into(), problem: problem.into(), remedy: remedy.into() }
     }
 
     pub fn system(context: impl Into<String>, source: impl Into<io::Error>) -> Self {
-        Self::System {
-            context: context.into(),
-            source: source.into(),
-        }
+        Self::System { context: context.into(), source: source.into() }
     }
 }

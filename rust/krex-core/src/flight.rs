@@ -39,9 +39,7 @@ impl Flight {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self {
-            counts: AtomicU64::new(0),
-        }
+        Self { counts: AtomicU64::new(0) }
     }
 
     /// Starts from nothing: the slot has a new owner.
@@ -69,10 +67,7 @@ impl Flight {
             return Ok(());
         }
         let before = self.counts.fetch_sub(ADMITTED + 1, Ordering::SeqCst);
-        Err(Refused {
-            word,
-            was_last: before & IN_FLIGHT == 1,
-        })
+        Err(Refused { word, was_last: before & IN_FLIGHT == 1 })
     }
 
     /// Enters if `gate` is open; for callers whose slow path starts afresh.
@@ -99,15 +94,8 @@ impl Flight {
     pub fn counts(&self) -> Counts {
         // SeqCst: (d) of the module's argument.
         let counts = self.counts.load(Ordering::SeqCst);
-        let in_flight = if crate::hooks::sabotaged("count") {
-            0
-        } else {
-            counts & IN_FLIGHT
-        };
-        Counts {
-            in_flight,
-            completed: (counts >> IN_FLIGHT_BITS).wrapping_sub(in_flight),
-        }
+        let in_flight = if crate::hooks::sabotaged("count") { 0 } else { counts & IN_FLIGHT };
+        Counts { in_flight, completed: (counts >> IN_FLIGHT_BITS).wrapping_sub(in_flight) }
     }
 }
 

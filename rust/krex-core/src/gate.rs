@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::hooks;
 use crate::sync::{self, AtomicU64, Ordering, Wake};
 use crate::word::{GateWord, Phase};
 
@@ -23,10 +24,7 @@ impl Gate {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self {
-            word: AtomicU64::new(0),
-            sleepers: AtomicU64::new(0),
-        }
+        Self { word: AtomicU64::new(0), sleepers: AtomicU64::new(0) }
     }
 
     /// The word as it is now.
@@ -41,7 +39,7 @@ impl Gate {
     /// Step 1: takes the turn if the gate is open. Wakes nobody.
     pub fn try_grant(&self, holder: usize) -> Option<GateWord> {
         let seen = self.load();
-        if !seen.is_open() {
+        if !seen.is_open() && !hooks::sabotaged("exclusive") {
             return None;
         }
         let granted = GateWord::new(seen.tenure() + 1, holder, Phase::Granted);
@@ -63,6 +61,7 @@ impl Gate {
     /// # Errors
     /// The word as it is, when it was no longer `from`.
     pub fn open(&self, from: GateWord) -> Result<(), GateWord> {
+        let from = if hooks::sabotaged("epoch") { self.load() } else { from };
         self.swap(from, from.with_phase(Phase::Open))?;
         self.wake();
         Ok(())
@@ -73,13 +72,14 @@ impl Gate {
         sync::fence_between();
         // SeqCst: partner of the increment in `wait_change`. Either this load sees the sleeper,
         // or the sleeper's compare (in the kernel) sees the word that was swapped before.
-        if self.sleepers.load(Ordering::SeqCst) != 0 {
+        if self.sleepers.load(Ordering::SeqCst) != 0 && !hooks::sabotaged("wake") {
             sync::wake_all(&self.word);
         }
     }
 
     /// Sleeps until the word is no longer `seen`, but `timeout` at most.
     pub fn wait_change(&self, seen: GateWord, timeout: Duration) -> Wake {
+        let timeout = if hooks::sabotaged("wake") { Duration::from_secs(3600) } else { timeout };
         // SeqCst: partner of the load in `wake`.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         sync::fence_between();
@@ -91,9 +91,7 @@ impl Gate {
     /// SeqCst on success: the writing half of the handshakes (see `sync.rs`); it also releases
     /// what the caller wrote into the device's section before.
     fn swap(&self, from: GateWord, to: GateWord) -> Result<GateWord, GateWord> {
-        let result = self
-            .word
-            .compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst);
+        let result = self.word.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst);
         sync::fence_between();
         result.map(|_| to).map_err(GateWord)
     }

@@ -177,8 +177,7 @@ impl Tenant {
         if self.waiting_threads.fetch_sub(1, Ordering::AcqRel) == 1 {
             let since = self.waiting_since.swap(0, Ordering::AcqRel);
             if since != 0 {
-                self.waiting_total
-                    .fetch_add(now.saturating_sub(since), Ordering::AcqRel);
+                self.waiting_total.fetch_add(now.saturating_sub(since), Ordering::AcqRel);
             }
         }
     }
@@ -216,10 +215,7 @@ impl Activity {
     }
 
     pub fn from_word(word: u64) -> Self {
-        Self::ALL
-            .into_iter()
-            .find(|it| *it as u64 == word)
-            .unwrap_or(Self::Idle)
+        Self::ALL.into_iter().find(|it| *it as u64 == word).unwrap_or(Self::Idle)
     }
 }
 
@@ -298,10 +294,7 @@ const _: () = {
     assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
     assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
     assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
-    assert!(
-        align_of::<Layout>() <= 4096,
-        "a mapping is aligned to a page"
-    );
+    assert!(align_of::<Layout>() <= 4096, "a mapping is aligned to a page");
     assert!(size_of::<Header>() == 4096, "the header never changes");
 };
 
@@ -311,9 +304,7 @@ mod tests {
 
     #[test]
     fn a_bitmap_lists_what_was_inserted() {
-        let bitmap = Bitmap::<2> {
-            words: Default::default(),
-        };
+        let bitmap = Bitmap::<2> { words: Default::default() };
         for index in [0, 63, 64, 127] {
             bitmap.insert(index);
         }

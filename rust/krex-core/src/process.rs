@@ -1,5 +1,6 @@
 //! Processes as the kernel tells of them: `/proc`, pidfds, PID namespaces.
 
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,6 +8,9 @@ use std::os::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::error::{Error, Result};
+
+/// What the two halves of a supervisor pair call themselves.
+pub const SUPERVISOR_NAMES: [&str; 2] = ["krex-keeper", "krex-worker"];
 
 /// What krex reads from `/proc/PID/stat`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +24,8 @@ pub struct Stat {
     /// User and system time, in clock ticks.
     pub cpu_ticks: u64,
     pub threads: u64,
+    /// It is half of a supervisor pair, which must run while everybody else is stopped.
+    pub is_supervisor: bool,
 }
 
 impl Stat {
@@ -27,7 +33,8 @@ impl Stat {
     /// spaces and parentheses, so the fields are counted from the *last* closing one.
     pub fn parse(line: &str) -> Option<Self> {
         let (head, tail) = line.rsplit_once(')')?;
-        let pid = head.split_once(' ')?.0.parse().ok()?;
+        let (pid, name) = head.split_once(' ')?;
+        let pid = pid.parse().ok()?;
         let fields: Vec<&str> = tail.split_ascii_whitespace().collect();
         let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         Some(Self {
@@ -37,6 +44,7 @@ impl Stat {
             cpu_ticks: number(11)? + number(12)?,
             start_time: number(19)?,
             threads: number(17)?,
+            is_supervisor: SUPERVISOR_NAMES.iter().any(|it| name.strip_prefix('(') == Some(it)),
         })
     }
 
@@ -61,9 +69,7 @@ impl Stat {
 }
 
 fn read_lossy(path: &str) -> Option<String> {
-    fs::read(path)
-        .ok()
-        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// All processes that `/proc` shows.
@@ -81,22 +87,25 @@ pub fn all() -> Vec<Stat> {
 /// A process, its children, their children…: ancestors before descendants. A process for which
 /// `skip` holds is left out, and all below it.
 pub fn tree(roots: &[i32], processes: &[Stat], skip: impl Fn(i32) -> bool) -> Vec<Stat> {
-    let mut found: Vec<Stat> = Vec::new();
+    let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
     for process in processes {
-        if roots.contains(&process.pid) && !skip(process.pid) {
+        children.entry(process.parent).or_default().push(*process);
+    }
+    let is_root = |it: &&Stat| roots.contains(&it.pid);
+    let mut found: Vec<Stat> = Vec::new();
+    let mut seen = HashSet::new();
+    let mut add = |found: &mut Vec<Stat>, process: &Stat| {
+        if !skip(process.pid) && seen.insert(process.pid) {
             found.push(*process);
         }
-    }
+    };
+    processes.iter().filter(is_root).for_each(|it| add(&mut found, it));
     let mut next = 0;
-    while next < found.len() {
-        let parent = found[next].pid;
-        for process in processes {
-            let known = || found.iter().any(|it| it.pid == process.pid);
-            if process.parent == parent && !skip(process.pid) && !known() {
-                found.push(*process);
-            }
-        }
+    while let Some(process) = found.get(next) {
         next += 1;
+        for child in children.get(&process.pid).into_iter().flatten() {
+            add(&mut found, child);
+        }
     }
     found
 }
@@ -143,6 +152,34 @@ pub fn signal_exactly(pid: i32, start_time: u64, signal: Signal) -> io::Result<(
     Ok(rustix::process::pidfd_send_signal(pidfd, signal)?)
 }
 
+/// The process that a supervisor of another PID namespace knows as `pid`, as this namespace
+/// numbers it; `None` if that namespace is not below this one.
+pub fn find_foreign(supervisor_key: u64, pid: i32) -> Option<i32> {
+    all().iter().map(|it| it.pid).find(|candidate| {
+        let status = read_lossy(&format!("/proc/{candidate}/status")).unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+        let innermost: Option<i32> =
+            field("NSpid:").and_then(|it| it.split_whitespace().last()?.parse().ok());
+        let user: Option<u32> =
+            field("Uid:").and_then(|it| it.split_whitespace().nth(1)?.parse().ok());
+        let namespace = fs::metadata(format!("/proc/{candidate}/ns/pid"));
+        match (innermost, user, namespace) {
+            (Some(inner), Some(user), Ok(namespace)) => {
+                let namespace = std::os::unix::fs::MetadataExt::ino(&namespace);
+                inner == pid && supervisor_key_of(namespace, user) == supervisor_key
+            }
+            _ => false,
+        }
+    })
+}
+
+fn supervisor_key_of(namespace: u64, user: u32) -> u64 {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&namespace.to_le_bytes());
+    bytes[8..].copy_from_slice(&user.to_le_bytes());
+    hash(&bytes)
+}
+
 /// Who this process is: what its supervisor must share to reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -183,10 +220,7 @@ impl Identity {
 
     /// A hash of what a supervisor is keyed by; never zero.
     pub fn supervisor_key(&self) -> u64 {
-        let mut bytes = [0; 12];
-        bytes[..8].copy_from_slice(&self.namespace.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.user.to_le_bytes());
-        hash(&bytes)
+        supervisor_key_of(self.namespace, self.user)
     }
 }
 
@@ -216,7 +250,8 @@ mod tests {
                     state: b'T',
                     start_time: 5155,
                     cpu_ticks: 7,
-                    threads: 1
+                    threads: 1,
+                    is_supervisor: false,
                 }
             );
         }
@@ -242,14 +277,9 @@ mod tests {
             start_time: 0,
             cpu_ticks: 0,
             threads: 1,
+            is_supervisor: false,
         };
-        let all = [
-            process(5, 3),
-            process(4, 2),
-            process(3, 1),
-            process(2, 1),
-            process(1, 0),
-        ];
+        let all = [process(5, 3), process(4, 2), process(3, 1), process(2, 1), process(1, 0)];
         let pids = |stats: Vec<Stat>| stats.iter().map(|it| it.pid).collect::<Vec<_>>();
         assert_eq!(pids(tree(&[1], &all, |_| false)), [1, 3, 2, 5, 4]);
         assert_eq!(pids(tree(&[1], &all, |pid| pid == 3)), [1, 2, 4]);

@@ -44,10 +44,7 @@ impl Entry {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self {
-            key: AtomicU64::new(0),
-            device: AtomicU64::new(0),
-        }
+        Self { key: AtomicU64::new(0), device: AtomicU64::new(0) }
     }
 
     pub fn join(&self, device: usize, key: Key) {
@@ -74,10 +71,7 @@ pub fn ahead<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: 
     if crate::hooks::sabotaged("queue_order") {
         return 0;
     }
-    entries
-        .filter_map(|entry| entry.key_for(device))
-        .filter(|key| *key < mine)
-        .count() as u32
+    entries.filter_map(|entry| entry.key_for(device)).filter(|key| *key < mine).count() as u32
 }
 
 #[cfg(all(test, not(loom)))]
@@ -86,21 +80,8 @@ mod tests {
 
     #[test]
     fn higher_priority_first_then_lower_ticket() {
-        let mut keys = vec![
-            Key::new(0, 2),
-            Key::new(-128, 1),
-            Key::new(127, 9),
-            Key::new(0, 1),
-        ];
+        let mut keys = vec![Key::new(0, 2), Key::new(-128, 1), Key::new(127, 9), Key::new(0, 1)];
         keys.sort();
-        assert_eq!(
-            keys,
-            vec![
-                Key::new(127, 9),
-                Key::new(0, 1),
-                Key::new(0, 2),
-                Key::new(-128, 1)
-            ]
-        );
+        assert_eq!(keys, vec![Key::new(127, 9), Key::new(0, 1), Key::new(0, 2), Key::new(-128, 1)]);
     }
 }

@@ -22,17 +22,13 @@ use crate::word::{Cause, GateWord, Revocation, SlotState, Stage};
 /// Returns whether it was still its tenure.
 pub fn revoke(segment: &Layout, index: usize, word: GateWord, cause: Cause) -> bool {
     let section = &segment.devices[index];
-    let revocation = Revocation {
-        tenure: word.tenure(),
-        cause,
-    };
+    let revocation = Revocation { tenure: word.tenure(), cause };
     // Release: partner of the Acquire in the holder's reading, after it finds its tenure gone.
     // If the swap fails, the tenure has ended by itself and nobody asks for its cause.
-    section
-        .revocation
-        .store(revocation.pack(), Ordering::Release);
+    section.revocation.store(revocation.pack(), Ordering::Release);
     let revoked = section.gate().open(word).is_ok();
     if revoked {
+        crate::hooks::fault("revoking");
         log::info!("revoked {word:?} of {}: {cause:?}", section.name.get());
         ring_for(segment, segment.live_tenants.iter());
     }
@@ -41,9 +37,8 @@ pub fn revoke(segment: &Layout, index: usize, word: GateWord, cause: Cause) -> b
 
 /// Rings for the supervisors of `tenants`, once each.
 pub fn ring_for(segment: &Layout, tenants: impl Iterator<Item = usize>) {
-    let mut slots: Vec<usize> = tenants
-        .map(|slot| segment.tenants[slot].owner().supervisor())
-        .collect();
+    let mut slots: Vec<usize> =
+        tenants.map(|slot| segment.tenants[slot].owner().supervisor()).collect();
     slots.sort_unstable();
     slots.dedup();
     for slot in slots {
@@ -117,37 +112,22 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
                 continue;
             }
             revoke_held_by(&segment, index, Cause::Died, &mut done);
-            done.push(format!(
-                "freed the slot of {} ({})",
-                tenant.name.get(),
-                owner.pid()
-            ));
+            done.push(format!("freed the slot of {} ({})", tenant.name.get(), owner.pid()));
             tenant::release(&segment, index, owner);
         }
         if left > 0 {
             supervision::ensure(&segment, &identity, &host.program()?)?;
-            done.push(format!(
-                "started the supervisor of {left} running tenants again"
-            ));
+            done.push(format!("started the supervisor of {left} running tenants again"));
         }
     }
     for index in device::in_use(&segment) {
         let section = &segment.devices[index];
         let word = section.gate().load();
-        let is_late = now
-            > section
-                .hold_deadline
-                .load(Ordering::Acquire)
-                .saturating_add(clock::SECOND);
-        let timed = !matches!(
-            word.phase(),
-            crate::word::Phase::Open | crate::word::Phase::Granted
-        );
+        let is_late =
+            now > section.hold_deadline.load(Ordering::Acquire).saturating_add(clock::SECOND);
+        let timed = !matches!(word.phase(), crate::word::Phase::Open | crate::word::Phase::Granted);
         if timed && is_late && revoke(&segment, index, word, Cause::Deadline) {
-            done.push(format!(
-                "ended a region on {} that was past its limit",
-                section.name.get()
-            ));
+            done.push(format!("ended a region on {} that was past its limit", section.name.get()));
         }
     }
     ring_for(&segment, segment.live_tenants.iter());
@@ -220,9 +200,7 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     while alive().next().is_some() && !deadline.has_passed() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    let own = Identity::of_self()
-        .ok()
-        .and_then(|it| supervision::find(segment, &it));
+    let own = Identity::of_self().ok().and_then(|it| supervision::find(segment, &it));
     for slot in alive() {
         if Some(slot) == own {
             kill_pair(segment, slot);
@@ -276,9 +254,7 @@ fn remove_groups(directory: &Path, segment: Option<&Layout>) -> Vec<String> {
         if !name.starts_with(&prefix) || used {
             continue;
         }
-        let group = Group {
-            directory: entry.path(),
-        };
+        let group = Group { directory: entry.path() };
         let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
         group.remove();
         done.push(format!("removed the cgroup {name}"));

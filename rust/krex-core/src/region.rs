@@ -176,11 +176,7 @@ impl<'a> Turn<'a> {
         started: u64,
     ) -> Result<Self> {
         if client.turn.lock(deadline, host)? {
-            Ok(Self {
-                lock: &client.turn,
-                client,
-                kept: false,
-            })
+            Ok(Self { lock: &client.turn, client, kept: false })
         } else {
             Err(client.timed_out(device, started))
         }
@@ -189,9 +185,7 @@ impl<'a> Turn<'a> {
     fn keep(mut self, device: usize, word: GateWord) {
         // Relaxed: read only by the thread that owns the turn.
         self.client.region_word.store(word.0, Ordering::Relaxed);
-        self.client
-            .region_device
-            .store(device as u64 + 1, Ordering::Relaxed);
+        self.client.region_device.store(device as u64 + 1, Ordering::Relaxed);
         self.kept = true;
     }
 }
@@ -263,12 +257,7 @@ fn claim(
     let gate = client.gate(device);
     let slot = client.reference().slot;
     let entry = &client.tenant().queue;
-    let entries = || {
-        segment
-            .live_tenants
-            .iter()
-            .map(|slot| &segment.tenants[slot].queue)
-    };
+    let entries = || segment.live_tenants.iter().map(|slot| &segment.tenants[slot].queue);
     let mut queued: Option<(Queued<'_>, Key)> = None;
     let mut open_since: Option<(GateWord, u64)> = None;
     let mut watch = Watch::new();
@@ -278,37 +267,24 @@ fn claim(
         // A place in the queue is needed as soon as anybody else is there.
         if queued.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
         {
-            let key = Key::new(
-                priority,
-                queue::draw_ticket(&segment.devices[device].tickets),
-            );
+            let key = Key::new(priority, queue::draw_ticket(&segment.devices[device].tickets));
             entry.join(device, key);
             queued = Some((Queued { entry, gate }, key));
             hooks::fault("queued");
             continue;
         }
-        if seen.is_open() {
-            let since = open_since
-                .filter(|(word, _)| *word == seen)
-                .map(|(_, since)| since);
+        if seen.is_open() || hooks::sabotaged("exclusive") {
+            let since = open_since.filter(|(word, _)| *word == seen).map(|(_, since)| since);
             let since = since.unwrap_or_else(clock::now);
             open_since = Some((seen, since));
-            let ahead = queued
-                .as_ref()
-                .map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+            let ahead = queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
             let patience = clock::nanoseconds(queue::TURN).saturating_mul(ahead.into());
             let waited = clock::now().saturating_sub(since);
             if waited >= patience {
                 let Some(word) = gate.try_grant(slot) else {
                     continue;
                 };
-                let tenure = Tenure {
-                    client,
-                    device,
-                    word,
-                    supervisors: Vec::new(),
-                    kept: false,
-                };
+                let tenure = Tenure { client, device, word, supervisors: Vec::new(), kept: false };
                 match conflict(client, device) {
                     None => return Ok(tenure),
                     Some(other) => {
@@ -386,9 +362,7 @@ fn conflict(client: &Client, device: usize) -> Option<usize> {
             if word.phase() == Phase::Granted && device < other && patience > 0 {
                 // It is about to see us and to step back, or to go on, having looked before.
                 patience -= 1;
-                client
-                    .gate(other)
-                    .wait_change(word, Duration::from_millis(1));
+                client.gate(other).wait_change(word, Duration::from_millis(1));
                 continue;
             }
             return Some(other);
@@ -421,18 +395,12 @@ fn close(
     section.label.set(options.label.as_bytes());
     section.granted_at.store(granted_at, Ordering::Relaxed);
     section.drained_at.store(granted_at, Ordering::Relaxed);
-    section
-        .drain_deadline
-        .store(drain_deadline, Ordering::Relaxed);
+    section.drain_deadline.store(drain_deadline, Ordering::Relaxed);
     let hold_limit = nanoseconds(options.max_hold);
-    section.hold_deadline.store(
-        answer_deadline.saturating_add(hold_limit),
-        Ordering::Relaxed,
-    );
-    tenure.word = client
-        .gate(index)
-        .advance(tenure.word, Phase::Closing)
-        .map_err(revoked)?;
+    section.hold_deadline.store(answer_deadline.saturating_add(hold_limit), Ordering::Relaxed);
+    if !hooks::sabotaged("close") {
+        tenure.word = client.gate(index).advance(tenure.word, Phase::Closing).map_err(revoked)?;
+    }
     hooks::fault("closing");
 
     let holder = client.reference().slot;
@@ -442,26 +410,19 @@ fn close(
     for supervisor in &tenure.supervisors {
         supervision::ring(segment, *supervisor);
     }
-    await_stage(
-        client,
-        index,
-        number,
-        &siblings,
-        Stage::Settled,
-        answer_deadline,
-        host,
-    )?;
+    await_stage(client, index, number, &siblings, Stage::Settled, answer_deadline, host)?;
     hooks::fault("frozen");
 
     let held_at = clock::now();
-    section
-        .hold_deadline
-        .store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
+    section.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
         return Err(revoked_error(client, index, number));
     }
     for sibling in &mut siblings {
         sibling.begin(segment, index);
+    }
+    if hooks::sabotaged("hold") {
+        let _ = client.gate(index).open(tenure.word);
     }
     if !siblings.is_empty() {
         // The holder's supervisor watches its progress from here on.
@@ -474,10 +435,7 @@ fn close(
         word: tenure.word,
         joined: false,
         label: options.label.clone(),
-        drained_at: section
-            .drained_at
-            .load(Ordering::Acquire)
-            .clamp(granted_at, held_at),
+        drained_at: section.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
         siblings,
         claimed_at,
         granted_at,
@@ -499,14 +457,15 @@ fn await_stage(
     let acknowledged = &segment.devices[device].acknowledged;
     let deadline = Deadline::at(deadline);
     let mut next_look = Deadline::after(Duration::from_millis(100));
+    if hooks::sabotaged("await") {
+        return Ok(true);
+    }
     loop {
         // Acquire: partner of the supervisors' Release; read before the acknowledgements, so
         // that one that comes after them changes it and the wait returns at once.
         let seen = acknowledged.load(Ordering::Acquire);
-        let missing: Vec<&Sibling> = siblings
-            .iter()
-            .filter(|it| !it.has_reached(segment, device, tenure, stage))
-            .collect();
+        let missing: Vec<&Sibling> =
+            siblings.iter().filter(|it| !it.has_reached(segment, device, tenure, stage)).collect();
         if missing.is_empty() {
             return Ok(true);
         }
@@ -518,15 +477,11 @@ fn await_stage(
         }
         if next_look.has_passed() {
             next_look = Deadline::after(Duration::from_millis(100));
-            let (own, others): (Vec<&Sibling>, Vec<&Sibling>) = missing
-                .iter()
-                .partition(|it| it.supervisor == client.supervisor);
+            let (own, others): (Vec<&Sibling>, Vec<&Sibling>) =
+                missing.iter().partition(|it| it.supervisor == client.supervisor);
             if !own.is_empty() {
                 client.revive_supervisor(host);
-            } else if others
-                .iter()
-                .all(|it| !segment.is_supervisor_alive(it.supervisor))
-            {
+            } else if others.iter().all(|it| !segment.is_supervisor_alive(it.supervisor)) {
                 return Ok(false); // Nobody is there to answer for those that are missing.
             }
         }
@@ -539,10 +494,7 @@ fn await_stage(
 
 fn revoked_error(client: &Client, device: usize, tenure: u64) -> Error {
     let revocation = client.segment.devices[device].last_revocation();
-    let cause = match revocation
-        .filter(|it| it.tenure == tenure)
-        .map(|it| it.cause)
-    {
+    let cause = match revocation.filter(|it| it.tenure == tenure).map(|it| it.cause) {
         Some(Cause::Deadline) => "it was held longer than max_hold",
         Some(Cause::Stalled) => {
             "its holder ran on no CPU, also after the siblings had been thawed, and others waited"
@@ -551,11 +503,7 @@ fn revoked_error(client: &Client, device: usize, tenure: u64) -> Error {
         Some(Cause::ByHand) => "`krex recover` ended it",
         None => "its tenure ended",
     };
-    Error::Revoked {
-        device: client.device_name(device),
-        epoch: tenure,
-        cause: cause.to_owned(),
-    }
+    Error::Revoked { device: client.device_name(device), epoch: tenure, cause: cause.to_owned() }
 }
 
 impl Region {
@@ -632,6 +580,10 @@ impl Region {
             for supervisor in siblings::supervisors(&self.siblings) {
                 supervision::ring(&self.client.segment, supervisor);
             }
+            if !self.siblings.is_empty() {
+                // With both halves killed, nobody else may come by and notice for a long time.
+                self.client.revive_supervisor(host);
+            }
             self.client.region_device.store(0, Ordering::Relaxed);
             self.client.turn.unlock();
         }
@@ -689,11 +641,7 @@ impl Region {
         let mut problems: Vec<Problem> =
             outcomes.iter().flat_map(|it| it.problems.clone()).collect();
         problems.extend(self.newcomers());
-        if segment.devices[self.device]
-            .stalled_tenure
-            .load(Ordering::Acquire)
-            == tenure
-        {
+        if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
             let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
             problems.insert(
                 0,
@@ -723,10 +671,7 @@ impl Region {
         };
         let tenant = self.client.tenant();
         let excluded = tenant.time_excluded(clock::now());
-        let reported = self
-            .client
-            .excluded_reported
-            .swap(excluded, Ordering::AcqRel);
+        let reported = self.client.excluded_reported.swap(excluded, Ordering::AcqRel);
         Report {
             device: self.device(),
             epoch: tenure,
@@ -750,12 +695,7 @@ impl Region {
     fn newcomers(&self) -> Vec<Problem> {
         siblings::list(&self.client.segment, self.device, self.word.holder())
             .iter()
-            .filter(|new| {
-                !self
-                    .siblings
-                    .iter()
-                    .any(|old| old.reference == new.reference)
-            })
+            .filter(|new| !self.siblings.iter().any(|old| old.reference == new.reference))
             .filter(|new| new.attached && !new.split)
             .map(|new| Problem {
                 certain: true,

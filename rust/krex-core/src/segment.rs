@@ -39,6 +39,8 @@ pub fn runtime_dir() -> Result<PathBuf> {
 pub struct Segment {
     base: NonNull<Layout>,
     directory: PathBuf,
+    /// Device and inode of the file.
+    file: (u64, u64),
     /// Holds the shared lock. Never used for anything else: a tenant that closes all its
     /// descriptors may have given the number to another file.
     _lock: File,
@@ -110,11 +112,7 @@ impl Segment {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
                 let remedy = format!("Remove it: `krex recover --purge` or `rm {path:?}`");
-                return Err(Error::segment(
-                    &path,
-                    format!("cannot be opened ({error})"),
-                    remedy,
-                ));
+                return Err(Error::segment(&path, format!("cannot be opened ({error})"), remedy));
             }
         };
         let file = above_standard_streams(file)?;
@@ -135,16 +133,11 @@ impl Segment {
             return Err(damaged(&path, "its size is wrong"));
         }
         let base = map(&path, &file)?;
-        let segment = Self {
-            base,
-            directory: directory.into(),
-            _lock: file,
-        };
+        let identity = (metadata.dev(), metadata.ino());
+        let segment = Self { base, directory: directory.into(), file: identity, _lock: file };
         // Retired, or unlinked between open and lock: the caller looks for its successor.
-        let current = fs::symlink_metadata(&path)
-            .ok()
-            .map(|it| (it.dev(), it.ino()));
-        let is_current = current == Some((metadata.dev(), metadata.ino()));
+        let current = fs::symlink_metadata(&path).ok().map(|it| (it.dev(), it.ino()));
+        let is_current = current == Some(identity);
         if segment.is_retired() && is_current {
             // A purge was cut off between the mark and the removal: finish it.
             let _ = fs::remove_file(&path);
@@ -194,14 +187,33 @@ impl Segment {
         result == 0 && lock.l_type != libc::F_UNLCK as i16
     }
 
-    /// A descriptor of this very file, even if the path names another one by now.
+    /// A descriptor of this very file. If somebody removed it by hand, the segment is retired, so
+    /// that all who use it open a new one, instead of being alone with it.
     fn reopen(&self) -> Result<File> {
         let path = self.directory.join("segment");
+        let file = Self::open_again(&path);
+        let is_same = match &file {
+            Ok(file) => file.metadata().is_ok_and(|it| (it.dev(), it.ino()) == self.file),
+            Err(Error::System { source, .. }) => source.kind() != io::ErrorKind::NotFound,
+            Err(_) => true,
+        };
+        if is_same {
+            return file;
+        }
+        self.header.retired.store(1, Ordering::Release);
+        Err(Error::segment(
+            &path,
+            "was removed while it was in use",
+            "Try again: a new one is made",
+        ))
+    }
+
+    fn open_again(path: &Path) -> Result<File> {
         OpenOptions::new()
             .read(true)
             .write(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
-            .open(&path)
+            .open(path)
             .map_err(|error| Error::system(path.display().to_string(), error))
             .and_then(above_standard_streams)
     }
@@ -214,9 +226,7 @@ fn above_standard_streams(file: File) -> Result<File> {
         return Ok(file);
     }
     let moved = rustix::io::fcntl_dupfd_cloexec(&file, libc::STDERR_FILENO + 1);
-    moved
-        .map(File::from)
-        .map_err(|error| Error::system("moving a descriptor", error))
+    moved.map(File::from).map_err(|error| Error::system("moving a descriptor", error))
 }
 
 fn record_lock(kind: i32, slot: usize) -> libc::flock {
@@ -249,11 +259,7 @@ fn check_directory(directory: &Path) -> Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => {
             let remedy = "Set KREX_RUNTIME_DIR to a directory of your own";
-            return Err(Error::segment(
-                directory,
-                format!("cannot be read ({error})"),
-                remedy,
-            ));
+            return Err(Error::segment(directory, format!("cannot be read ({error})"), remedy));
         }
     };
     let quoted = directory.display();
@@ -281,18 +287,13 @@ fn check_directory(directory: &Path) -> Result<bool> {
 }
 
 fn check_file(path: &Path, file: &File) -> Result<fs::Metadata> {
-    let metadata = file
-        .metadata()
-        .map_err(|error| Error::system("segment", error))?;
+    let metadata = file.metadata().map_err(|error| Error::system("segment", error))?;
     let user = rustix::process::geteuid().as_raw();
     if !metadata.is_file() {
         return Err(damaged(path, "it is not a regular file"));
     }
     if metadata.uid() != user {
-        return Err(damaged(
-            path,
-            &format!("it belongs to user {}", metadata.uid()),
-        ));
+        return Err(damaged(path, &format!("it belongs to user {}", metadata.uid())));
     }
     let mode = metadata.permissions().mode() & 0o777;
     if mode & 0o077 != 0 {
@@ -332,14 +333,8 @@ fn read_header(path: &Path, file: &File, size: u64) -> Result<HeaderValues> {
     if word(0) != MAGIC {
         return Err(damaged(path, "it does not begin with the magic number"));
     }
-    let version = String::from_utf8_lossy(&bytes[32..])
-        .trim_end_matches('\0')
-        .to_owned();
-    Ok(HeaderValues {
-        layout: word(1),
-        size: word(2),
-        version,
-    })
+    let version = String::from_utf8_lossy(&bytes[32..]).trim_end_matches('\0').to_owned();
+    Ok(HeaderValues { layout: word(1), size: word(2), version })
 }
 
 /// Removes a segment of another layout, if nobody uses it.
@@ -358,11 +353,7 @@ fn replace(path: &Path, header: &HeaderValues) -> Result<()> {
             header.version,
             header.layout,
             env!("CARGO_PKG_VERSION"),
-            if users.is_empty() {
-                "in other PID namespaces".to_owned()
-            } else {
-                users.join(", ")
-            },
+            if users.is_empty() { "in other PID namespaces".to_owned() } else { users.join(", ") },
         ),
         "Use the same version everywhere, or wait until those have ended, or set KREX_RUNTIME_DIR",
     ))
@@ -416,8 +407,7 @@ fn create(directory: &Path) -> Result<()> {
     header.extend_from_slice(env!("CARGO_PKG_VERSION").as_bytes());
     file.write_all(&header).map_err(failed)?;
     // The umask may have taken away what krex itself needs.
-    file.set_permissions(fs::Permissions::from_mode(0o600))
-        .map_err(failed)?;
+    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
     let source = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("no zero");
     let linked = rustix::fs::linkat(
         rustix::fs::CWD,
@@ -486,11 +476,7 @@ mod tests {
         let segment = Segment::open(&directory.0).unwrap().unwrap();
         assert_eq!(segment.devices[3].tickets.load(Ordering::SeqCst), 16);
         let names: Vec<_> = fs::read_dir(&directory.0).unwrap().collect();
-        assert_eq!(
-            names.len(),
-            1,
-            "nothing is left beside the segment: {names:?}"
-        );
+        assert_eq!(names.len(), 1, "nothing is left beside the segment: {names:?}");
     }
 
     #[test]
@@ -525,26 +511,13 @@ mod tests {
         let directory = Directory::new("layout");
         let path = directory.0.join("segment");
         let user = Segment::open_or_create(&directory.0).unwrap();
-        user.header
-            .layout
-            .store(u64::from(LAYOUT) + 1, Ordering::SeqCst);
-        let message = Segment::open_or_create(&directory.0)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            message.contains(&format!("layout {}", LAYOUT + 1)),
-            "{message}"
-        );
-        assert!(
-            message.contains(&std::process::id().to_string()),
-            "{message}"
-        );
+        user.header.layout.store(u64::from(LAYOUT) + 1, Ordering::SeqCst);
+        let message = Segment::open_or_create(&directory.0).unwrap_err().to_string();
+        assert!(message.contains(&format!("layout {}", LAYOUT + 1)), "{message}");
+        assert!(message.contains(&std::process::id().to_string()), "{message}");
         drop(user);
         let fresh = Segment::open_or_create(&directory.0).unwrap();
-        assert_eq!(
-            fresh.header.layout.load(Ordering::SeqCst),
-            u64::from(LAYOUT)
-        );
+        assert_eq!(fresh.header.layout.load(Ordering::SeqCst), u64::from(LAYOUT));
         assert!(path.exists());
     }
 

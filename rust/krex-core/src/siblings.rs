@@ -55,16 +55,11 @@ pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
                 && tenant.shares(device)
                 && !tenant::descends_from(segment, slot, holder);
             counts.then(|| Sibling {
-                reference: Reference {
-                    slot,
-                    generation: owner.generation(),
-                },
+                reference: Reference { slot, generation: owner.generation() },
                 name: tenant.name.get(),
                 supervisor: owner.supervisor(),
                 attached: tenant.attached.load(std::sync::atomic::Ordering::Relaxed) != 0,
-                registered_at: tenant
-                    .registered_at
-                    .load(std::sync::atomic::Ordering::Relaxed),
+                registered_at: tenant.registered_at.load(std::sync::atomic::Ordering::Relaxed),
                 split: tenant.parent().is_some(),
                 completed: HashMap::new(),
             })
@@ -88,17 +83,12 @@ impl Sibling {
     /// What its supervisor did for `tenure`; `None` if the tenant has ended.
     pub fn ack(&self, segment: &Layout, device: usize, tenure: u64) -> Option<Ack> {
         let ack = self.tenant(segment)?.ack(device);
-        Some(if ack.tenure == tenure {
-            ack
-        } else {
-            Ack::none(tenure)
-        })
+        Some(if ack.tenure == tenure { ack } else { Ack::none(tenure) })
     }
 
     /// Whether its supervisor has come as far as `stage` for `tenure`, or it has ended.
     pub fn has_reached(&self, segment: &Layout, device: usize, tenure: u64, stage: Stage) -> bool {
-        self.ack(segment, device, tenure)
-            .is_none_or(|ack| ack.stage >= stage)
+        self.ack(segment, device, tenure).is_none_or(|ack| ack.stage >= stage)
     }
 
     fn submitters<'a>(
@@ -117,8 +107,7 @@ impl Sibling {
     pub fn begin(&mut self, segment: &Layout, device: usize) {
         let slots: Vec<usize> = self.submitters(segment, device).collect();
         for slot in slots {
-            self.completed
-                .insert(slot, segment.submitters[slot].flight().counts().completed);
+            self.completed.insert(slot, segment.submitters[slot].flight().counts().completed);
         }
     }
 
@@ -150,28 +139,16 @@ impl Sibling {
         let mut problems = Vec::new();
         let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
         if outcome.submissions > 0 {
-            add(
-                true,
-                format!(
-                    "{name} submitted {} times in the region",
-                    outcome.submissions
-                ),
-            );
+            add(true, format!("{name} submitted {} times in the region", outcome.submissions));
         }
         let Some(ack) = ack else { return problems };
         if ack.stage == Stage::None {
-            add(
-                true,
-                format!("{name} was not frozen: its supervisor did not answer in time"),
-            );
+            add(true, format!("{name} was not frozen: its supervisor did not answer in time"));
             return problems;
         }
         if ack.drained == Drained::TimedOut {
             let count = outcome.in_flight.max(1);
-            add(
-                true,
-                format!("{name} was not drained: {count} in flight after drain_timeout"),
-            );
+            add(true, format!("{name} was not drained: {count} in flight after drain_timeout"));
         }
         if ack.frozen == Frozen::No {
             let why = match ack.obstacle {
@@ -184,15 +161,9 @@ impl Sibling {
             add(true, format!("{name} was not frozen: {why}"));
         }
         if ack.disturbed {
-            add(
-                true,
-                format!("{name} ran during the region: somebody thawed or continued it"),
-            );
+            add(true, format!("{name} ran during the region: somebody thawed or continued it"));
         } else if !verified && ack.stage < Stage::Verified && ack.frozen != Frozen::No {
-            add(
-                false,
-                format!("{name} could not be looked at again after the region"),
-            );
+            add(false, format!("{name} could not be looked at again after the region"));
         }
         problems
     }

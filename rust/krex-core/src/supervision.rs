@@ -78,7 +78,7 @@ pub fn ensure(segment: &Segment, identity: &Identity, program: &Path) -> Result<
 
 /// Whether the pair in this slot runs and accepts tenants.
 pub fn serves(segment: &Segment, slot: usize) -> bool {
-    segment.supervisors[slot].session.load(Ordering::SeqCst) % 2 == 1
+    !segment.supervisors[slot].session.load(Ordering::SeqCst).is_multiple_of(2)
         && segment.is_supervisor_alive(slot)
 }
 
@@ -99,17 +99,11 @@ fn claim(segment: &Segment, key: u64) -> Result<usize> {
         if segment.is_supervisor_alive(slot) || segment.live_tenants.iter().any(used) {
             continue;
         }
-        if word
-            .compare_exchange(seen, key, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
-        {
+        if word.compare_exchange(seen, key, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             return Ok(slot);
         }
     }
-    Err(Error::Full {
-        what: "supervisor",
-        capacity: SUPERVISORS,
-    })
+    Err(Error::Full { what: "supervisor", capacity: SUPERVISORS })
 }
 
 /// Starts the native program as a supervisor pair. If another pair was faster, it goes at once.

@@ -59,12 +59,7 @@ pub fn wait(word: &AtomicU64, expected: u64, timeout: Duration) -> Wake {
         tv_sec: timeout.as_secs().min(1 << 31) as i64,
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    match futex::wait(
-        low_half(word),
-        futex::Flags::empty(),
-        expected as u32,
-        Some(&timeout),
-    ) {
+    match futex::wait(low_half(word), futex::Flags::empty(), expected as u32, Some(&timeout)) {
         Ok(()) | Err(rustix::io::Errno::AGAIN) => Wake::Changed,
         Err(rustix::io::Errno::INTR) => Wake::Interrupted,
         // Only ETIMEDOUT is left: address, alignment and time are valid by construction.
@@ -82,12 +77,7 @@ pub fn wake_all(word: &AtomicU64) {
 
 #[cfg(not(loom))]
 fn low_half(word: &AtomicU64) -> &AtomicU32 {
-    const {
-        assert!(
-            cfg!(target_endian = "little"),
-            "the futex is the low half of the word"
-        )
-    };
+    const { assert!(cfg!(target_endian = "little"), "the futex is the low half of the word") };
     let pointer: *const AtomicU64 = word;
     // SAFETY: an AtomicU64 is 8 readable and writable bytes, aligned to 8, so its first 4 bytes
     // are a valid AtomicU32 for as long as the reference lives. The half is only handed to the

@@ -40,16 +40,11 @@ pub fn register(
     identity: &Identity,
     registration: &Registration,
 ) -> Result<Reference> {
-    let session = segment.supervisors[supervisor]
-        .session
-        .load(Ordering::SeqCst);
+    let session = segment.supervisors[supervisor].session.load(Ordering::SeqCst);
     let (slot, owner) = claim(segment, identity.pid, supervisor)?;
     let tenant = &segment.tenants[slot];
     fill(segment, tenant, identity, registration);
-    let reference = Reference {
-        slot,
-        generation: owner.generation(),
-    };
+    let reference = Reference { slot, generation: owner.generation() };
     let joined = join_freezer(segment, reference, identity, registration.freezer);
     hooks::fault("registering");
     match joined {
@@ -61,20 +56,15 @@ pub fn register(
     }
     // SeqCst: the writing half of the handshake with a closing gate: either the holder's list
     // has this tenant, or the tenant's next look at the gate finds it closed (`sync.rs`).
-    tenant
-        .owner
-        .store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
+    tenant.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
     sync::fence_between();
-    if segment.supervisors[supervisor]
-        .session
-        .load(Ordering::SeqCst)
-        != session
-    {
+    if segment.supervisors[supervisor].session.load(Ordering::SeqCst) != session {
         // The supervisor went, or goes, without having seen this tenant.
         release(segment, slot, owner.with_state(SlotState::Live));
         return Err(Error::Supervisor("it ended meanwhile".to_owned()));
     }
     supervision::ring(segment, supervisor);
+    hooks::fault("registered");
     Ok(reference)
 }
 
@@ -85,10 +75,7 @@ fn claim(segment: &Segment, pid: i32, supervisor: usize) -> Result<(usize, Owner
             return Ok((slot, owner));
         }
     }
-    Err(Error::Full {
-        what: "tenant",
-        capacity: TENANTS,
-    })
+    Err(Error::Full { what: "tenant", capacity: TENANTS })
 }
 
 /// Claims a free slot with a new generation.
@@ -99,9 +86,7 @@ pub(crate) fn claim_slot(word: &AtomicU64, pid: i32, supervisor: usize) -> Optio
     }
     let owner = OwnerWord::new(seen.generation() + 1, pid, supervisor, SlotState::Starting);
     // AcqRel: what the cleaner did before it freed the slot comes before what we write now.
-    word.compare_exchange(seen.0, owner.0, Ordering::AcqRel, Ordering::Relaxed)
-        .ok()
-        .map(|_| owner)
+    word.compare_exchange(seen.0, owner.0, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| owner)
 }
 
 fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &Registration) {
@@ -110,10 +95,7 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.start_time, identity.start_time);
     set(&tenant.parent, Reference::pack(registration.parent));
     set(&tenant.devices, registration.devices);
-    set(
-        &tenant.default_device,
-        registration.default_device.map_or(0, |it| it as u64 + 1),
-    );
+    set(&tenant.default_device, registration.default_device.map_or(0, |it| it as u64 + 1));
     set(&tenant.activity, 0);
     set(&tenant.freezer, 0);
     set(&tenant.registered_at, clock::now());
@@ -178,9 +160,7 @@ fn join_cgroup(
     );
     let tenant = &segment.tenants[reference.slot];
     if path.len() >= crate::text::SharedText::<64>::CAPACITY {
-        return Err(std::io::Error::other(
-            "the path of the caller's cgroup is too long",
-        ));
+        return Err(std::io::Error::other("the path of the caller's cgroup is too long"));
     }
     // Noted before it is made, so that the cleaner finds it whenever we die.
     tenant.cgroup.set(path.as_bytes());
@@ -226,13 +206,16 @@ fn join_with_descendants(
     Ok(())
 }
 
-/// The root processes of all tenants but one.
+/// The root processes of all other tenants in the PID namespace of the one in `slot`.
 pub fn other_roots(segment: &Layout, slot: usize) -> Vec<i32> {
+    let supervisor = segment.tenants[slot].owner().supervisor();
     segment
         .live_tenants
         .iter()
         .filter(|other| *other != slot)
-        .map(|other| segment.tenants[other].owner().pid())
+        .map(|other| segment.tenants[other].owner())
+        .filter(|owner| owner.supervisor() == supervisor)
+        .map(|owner| owner.pid())
         .collect()
 }
 
@@ -248,9 +231,7 @@ pub fn release(segment: &Layout, slot: usize, owner: OwnerWord) {
     // AcqRel: whoever claims the slot next comes after all of the above. It fails only if
     // somebody freed it already.
     let free = owner.with_state(SlotState::Free);
-    let _ = tenant
-        .owner
-        .compare_exchange(owner.0, free.0, Ordering::AcqRel, Ordering::Relaxed);
+    let _ = tenant.owner.compare_exchange(owner.0, free.0, Ordering::AcqRel, Ordering::Relaxed);
 }
 
 /// The tenant behind a reference, if it still is that one.
@@ -260,23 +241,21 @@ pub fn resolve(segment: &Layout, reference: Reference) -> Option<&Tenant> {
     (owner.generation() == reference.generation && !owner.is_free()).then_some(tenant)
 }
 
-/// The tenant that the calling process belongs to: by its cgroup, else by its ancestors.
+/// The tenant that the calling process belongs to: by its cgroup, else by its ancestors. One of
+/// another PID namespace is found by the cgroup only.
 pub fn find_own(
     segment: &Layout,
     supervisor: Option<usize>,
     identity: &Identity,
 ) -> Option<Reference> {
-    let supervisor = supervisor?;
-    let candidates: Vec<(usize, OwnerWord)> = segment
+    let (candidates, foreign): (Vec<_>, Vec<_>) = segment
         .live_tenants
         .iter()
         .map(|slot| (slot, segment.tenants[slot].owner()))
-        .filter(|(_, owner)| owner.state() == SlotState::Live && owner.supervisor() == supervisor)
-        .collect();
-    let reference = |slot: usize, owner: OwnerWord| Reference {
-        slot,
-        generation: owner.generation(),
-    };
+        .filter(|(_, owner)| owner.state() == SlotState::Live)
+        .partition(|(_, owner)| Some(owner.supervisor()) == supervisor);
+    let reference =
+        |slot: usize, owner: OwnerWord| Reference { slot, generation: owner.generation() };
     let is_root = |slot: usize, owner: OwnerWord, pid: i32, start_time: u64| {
         let started = segment.tenants[slot].start_time.load(Ordering::Acquire);
         owner.pid() == pid && started == start_time
@@ -287,7 +266,7 @@ pub fn find_own(
         }
     }
     if let Some(path) = cgroup::path_of("self").filter(|path| cgroup::is_tenants(path)) {
-        for (slot, owner) in &candidates {
+        for (slot, owner) in candidates.iter().chain(&foreign) {
             if segment.tenants[*slot].cgroup.bytes() == path.as_bytes() {
                 return Some(reference(*slot, *owner));
             }
@@ -301,21 +280,6 @@ pub fn find_own(
         }
     }
     None
-}
-
-/// A tenant's parent, grandparent…, as far as they still are who they were.
-pub fn ancestors(segment: &Layout, tenant: Reference) -> Vec<Reference> {
-    let mut chain = Vec::new();
-    let mut next = resolve(segment, tenant).and_then(Tenant::parent);
-    while let Some(reference) = next {
-        // Bounded: what is read from the segment could be a circle.
-        if chain.len() == TENANTS || resolve(segment, reference).is_none() {
-            break;
-        }
-        chain.push(reference);
-        next = resolve(segment, reference).and_then(Tenant::parent);
-    }
-    chain
 }
 
 /// Whether `tenant` was split off, directly or not, from the tenant in slot `ancestor`.

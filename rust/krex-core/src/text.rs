@@ -20,10 +20,7 @@ impl<const WORDS: usize> SharedText<WORDS> {
         padded[..length].copy_from_slice(&text[..length]);
         for (word, bytes) in self.words.iter().zip(padded.chunks_exact(8)) {
             // Relaxed: published by the release of the slot or gate that it belongs to.
-            word.store(
-                u64::from_le_bytes(bytes.try_into().expect("8")),
-                Ordering::Relaxed,
-            );
+            word.store(u64::from_le_bytes(bytes.try_into().expect("8")), Ordering::Relaxed);
         }
     }
 

@@ -91,13 +91,7 @@ impl GateWord {
 
 impl std::fmt::Debug for GateWord {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{:?}(tenure {}, holder {})",
-            self.phase(),
-            self.tenure(),
-            self.holder()
-        )
+        write!(f, "{:?}(tenure {}, holder {})", self.phase(), self.tenure(), self.holder())
     }
 }
 
@@ -381,10 +375,7 @@ impl Revocation {
             4 => Cause::ByHand,
             _ => return None,
         };
-        Some(Self {
-            tenure: CauseTenure::get(word),
-            cause,
-        })
+        Some(Self { tenure: CauseTenure::get(word), cause })
     }
 }
 
@@ -394,13 +385,7 @@ mod tests {
 
     #[test]
     fn gate_words_keep_their_parts() {
-        for phase in [
-            Phase::Open,
-            Phase::Granted,
-            Phase::Closing,
-            Phase::Held,
-            Phase::Leaving,
-        ] {
+        for phase in [Phase::Open, Phase::Granted, Phase::Closing, Phase::Held, Phase::Leaving] {
             let word = GateWord::new((1 << 44) - 1, 65_535, phase);
             assert_eq!(
                 (word.tenure(), word.holder(), word.phase()),
@@ -413,12 +398,7 @@ mod tests {
     fn owner_words_keep_their_parts() {
         let word = OwnerWord::new(7, 4_194_304, 63, SlotState::Live);
         assert_eq!(
-            (
-                word.generation(),
-                word.pid(),
-                word.supervisor(),
-                word.state()
-            ),
+            (word.generation(), word.pid(), word.supervisor(), word.state()),
             (7, 4_194_304, 63, SlotState::Live)
         );
     }
@@ -434,19 +414,10 @@ mod tests {
             disturbed: true,
         };
         assert_eq!(Ack::unpack(ack.pack()), ack);
-        let reference = Reference {
-            slot: 1023,
-            generation: 5,
-        };
-        assert_eq!(
-            Reference::unpack(Reference::pack(Some(reference))),
-            Some(reference)
-        );
+        let reference = Reference { slot: 1023, generation: 5 };
+        assert_eq!(Reference::unpack(Reference::pack(Some(reference))), Some(reference));
         assert_eq!(Reference::unpack(Reference::pack(None)), None);
-        let revocation = Revocation {
-            tenure: 3,
-            cause: Cause::Stalled,
-        };
+        let revocation = Revocation { tenure: 3, cause: Cause::Stalled };
         assert_eq!(Revocation::unpack(revocation.pack()), Some(revocation));
         assert_eq!(Revocation::unpack(0), None);
     }

@@ -26,9 +26,7 @@ pub fn error(py: Python<'_>, error: Error) -> PyErr {
 
 /// An exception of `krex.errors`.
 pub fn new(py: Python<'_>, class: &str, message: String) -> PyErr {
-    let class = py
-        .import("krex.errors")
-        .and_then(|module| module.getattr(class));
+    let class = py.import("krex.errors").and_then(|module| module.getattr(class));
     match class.and_then(|class| class.call1((message,))) {
         Ok(instance) => PyErr::from_value(instance),
         Err(error) => error,
@@ -42,9 +40,7 @@ pub fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     {
         return Ok(duration);
     }
-    Err(PyValueError::new_err(format!(
-        "{name} is {seconds}; use a positive number of seconds"
-    )))
+    Err(PyValueError::new_err(format!("{name} is {seconds}; use a positive number of seconds")))
 }
 
 /// The same, where `None` means "no limit".

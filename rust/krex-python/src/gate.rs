@@ -37,10 +37,7 @@ impl SharedMemoryGate {
     #[new]
     fn new(py: Python<'_>, name: String) -> PyResult<Self> {
         section(py, &name)?;
-        Ok(Self {
-            name,
-            claim: Mutex::new(None),
-        })
+        Ok(Self { name, claim: Mutex::new(None) })
     }
 
     /// Closes the gate, if it is open. Returns the epoch of the claim, or `None`.
@@ -52,9 +49,7 @@ impl SharedMemoryGate {
         };
         // Never late: it ends with its holder's `release`, or with its holder.
         let device = &client.segment.devices[section];
-        device
-            .hold_deadline
-            .store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
+        device.hold_deadline.store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
         let Ok(held) = gate.advance(granted, Phase::Held) else {
             return Ok(None);
         };
@@ -70,11 +65,7 @@ impl SharedMemoryGate {
             return Err(convert::new(py, "RegionError", message));
         };
         if word.holder() != client.reference().slot || client.gate(section).open(word).is_err() {
-            let message = format!(
-                "the claim on {:?} (epoch {}) is over",
-                self.name,
-                word.tenure()
-            );
+            let message = format!("the claim on {:?} (epoch {}) is over", self.name, word.tenure());
             return Err(convert::new(py, "RegionRevoked", message));
         }
         Ok(())
@@ -96,11 +87,24 @@ impl SharedMemoryGate {
     }
 }
 
+impl Drop for SharedMemoryGate {
+    /// A claim that is forgotten ends with its object.
+    fn drop(&mut self) {
+        let claim = self.claim().take();
+        if let (Some(word), Some(client)) = (claim, Client::attached())
+            && word.holder() == client.reference().slot
+            && let Ok(section) =
+                find_or_add(&client.segment, &format!("{GATE_PREFIX}{}", self.name))
+        {
+            // It fails only if the claim is over.
+            let _ = client.gate(section).open(word);
+        }
+    }
+}
+
 impl SharedMemoryGate {
     fn claim(&self) -> std::sync::MutexGuard<'_, Option<GateWord>> {
-        self.claim
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.claim.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -131,9 +135,7 @@ impl InFlightCounter {
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         let (client, section) = section(py, &self.name)?;
         let host = crate::host::Interpreter::default();
-        let flight = client
-            .flight(section, &host)
-            .map_err(|error| convert::error(py, error))?;
+        let flight = client.flight(section, &host).map_err(|error| convert::error(py, error))?;
         if flight.counts().in_flight == 0 {
             let message = format!("nothing of this process is in flight at {:?}", self.name);
             return Err(convert::new(py, "RegionError", message));
@@ -164,8 +166,6 @@ impl InFlightCounter {
             .map(|slot| &client.segment.submitters[slot])
             .filter(|it| it.device.load(std::sync::atomic::Ordering::Relaxed) == section as u64)
             .map(|it| it.flight().counts())
-            .fold((0, 0), |sum, it| {
-                (sum.0 + it.in_flight, sum.1 + it.completed)
-            }))
+            .fold((0, 0), |sum, it| (sum.0 + it.in_flight, sum.1 + it.completed)))
     }
 }

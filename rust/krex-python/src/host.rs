@@ -67,12 +67,7 @@ pub fn start_log() {
         use std::io::Write;
         let pid = std::process::id();
         let time = krex_core::clock::seconds(krex_core::clock::now());
-        writeln!(
-            buffer,
-            "krex[{pid}] {time:.6} {}: {}",
-            record.level(),
-            record.args()
-        )
+        writeln!(buffer, "krex[{pid}] {time:.6} {}: {}", record.level(), record.args())
     });
     // It fails only if a log was started before.
     let _ = builder.try_init();

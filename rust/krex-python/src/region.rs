@@ -67,10 +67,7 @@ impl Region {
 
 impl Region {
     fn take(&self) -> Option<region::Region> {
-        let mut inner = self
-            .inner
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         inner.take().filter(|region| !region.is_inherited())
     }
 }

@@ -11,7 +11,7 @@ use krex_core::segment::{Segment, runtime_dir};
 use krex_core::word::{OwnerWord, Phase, SlotState};
 use krex_core::{recover as repair, tenant};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::convert;
 use crate::host::without_interpreter;
@@ -31,7 +31,7 @@ pub fn snapshot(py: Python<'_>, runtime_dir: Option<PathBuf>) -> PyResult<Bound<
         dict.set_item("layout", py.None())?;
         dict.set_item("version", py.None())?;
         for key in ["devices", "tenants", "supervisors"] {
-            dict.set_item(key, Vec::<u8>::new())?;
+            dict.set_item(key, PyList::empty(py))?;
         }
         return Ok(dict);
     };
@@ -72,14 +72,8 @@ fn devices<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         dict.set_item("holder", holder.map(|it| it.name.get()))?;
         let label = section.label.get();
         dict.set_item("label", (is_region && !label.is_empty()).then_some(label))?;
-        dict.set_item(
-            "held_s",
-            is_region.then(|| seconds(now.saturating_sub(since))),
-        )?;
-        dict.set_item(
-            "queue",
-            queue.into_iter().map(|it| it.1).collect::<Vec<_>>(),
-        )?;
+        dict.set_item("held_s", is_region.then(|| seconds(now.saturating_sub(since))))?;
+        dict.set_item("queue", queue.into_iter().map(|it| it.1).collect::<Vec<_>>())?;
         list.push(dict);
     }
     Ok(list)
@@ -101,17 +95,13 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
             (false, false) => activity,
         };
         let shared = in_use(segment).filter(|index| it.shares(*index));
-        let parent = it
-            .parent()
-            .and_then(|parent| tenant::resolve(segment, parent));
+        let parent = it.parent().and_then(|parent| tenant::resolve(segment, parent));
         let dict = PyDict::new(py);
         dict.set_item("name", it.name.get())?;
         dict.set_item("pid", owner.pid())?;
         dict.set_item("state", state)?;
         dict.set_item("phase", activity)?;
-        let names: Vec<_> = shared
-            .map(|index| segment.devices[index].name.get())
-            .collect();
+        let names: Vec<_> = shared.map(|index| segment.devices[index].name.get()).collect();
         dict.set_item("devices", names)?;
         dict.set_item("frozen", is_frozen)?;
         let freezer = Kind::from_word(it.freezer.load(Ordering::Relaxed));
@@ -134,9 +124,7 @@ fn supervisors<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'p
             continue;
         }
         let is_alive = segment.is_supervisor_alive(slot);
-        let tenants = live(segment)
-            .filter(|(_, owner, _)| owner.supervisor() == slot)
-            .count();
+        let tenants = live(segment).filter(|(_, owner, _)| owner.supervisor() == slot).count();
         let dict = PyDict::new(py);
         dict.set_item("slot", slot)?;
         dict.set_item("pid", it.keeper.load(Ordering::Acquire))?;
@@ -154,10 +142,6 @@ fn supervisors<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'p
 pub fn recover(py: Python<'_>, purge: bool) -> PyResult<Vec<String>> {
     without_interpreter(py, |host| {
         let directory = runtime_dir()?;
-        if purge {
-            repair::purge(&directory)
-        } else {
-            repair::recover(&directory, host)
-        }
+        if purge { repair::purge(&directory) } else { repair::recover(&directory, host) }
     })
 }

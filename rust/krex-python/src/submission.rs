@@ -93,11 +93,7 @@ impl Submission {
             return Ok(()); // A forked child leaves what its parent entered; or krex was purged.
         };
         let deeper = |depth: usize| depth.checked_sub(1);
-        if self
-            .depth
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, deeper)
-            .is_err()
-        {
+        if self.depth.fetch_update(Ordering::Relaxed, Ordering::Relaxed, deeper).is_err() {
             return Err(PyRuntimeError::new_err("the submission was not entered"));
         }
         client.leave_submission(section.min(DEVICES - 1));
@@ -114,9 +110,7 @@ pub fn enter(
 ) -> PyResult<()> {
     // The open gate is the usual case, and quicker than letting go of the interpreter.
     let host = Interpreter::default();
-    let flight = client
-        .flight(section, &host)
-        .map_err(|error| convert::error(py, error))?;
+    let flight = client.flight(section, &host).map_err(|error| convert::error(py, error))?;
     if flight.try_enter_quickly(client.gate(section)) {
         return Ok(());
     }
@@ -137,9 +131,6 @@ pub fn set_activity(py: Python<'_>, name: &str) -> PyResult<&'static str> {
     };
     let client = without_interpreter(py, |host| Client::attach(host))?;
     // Relaxed: nothing depends on it but what people are shown.
-    let before = client
-        .tenant()
-        .activity
-        .swap(activity as u64, Ordering::Relaxed);
+    let before = client.tenant().activity.swap(activity as u64, Ordering::Relaxed);
     Ok(Activity::from_word(before).name())
 }

@@ -65,19 +65,12 @@ impl<'a> Charge<'a> {
         let tenant = &segment.tenants[slot];
         let start_time = tenant.start_time.load(Ordering::Acquire);
         let kind = Kind::from_word(tenant.freezer.load(Ordering::Acquire));
-        let journal = Journal {
-            entries: &segment.stopped,
-            supervisor,
-            tenant: slot,
-        };
+        let journal = Journal { entries: &segment.stopped, supervisor, tenant: slot };
         let group = match kind {
             Kind::Cgroup2 => Group::at(&tenant.cgroup.get()),
             _ => None,
         };
-        let tree = || Members::Tree {
-            root: owner.pid(),
-            start_time,
-        };
+        let tree = || Members::Tree { root: owner.pid(), start_time };
         let whole: Option<Box<dyn Freezer + 'a>> = match (kind, &group) {
             (Kind::Cgroup2, Some(group)) => match Cgroup2::open(group) {
                 Ok(freezer) => Some(Box::new(freezer)),
@@ -146,20 +139,13 @@ impl<'a> Charge<'a> {
         }
         if let Extent::Around { holder } = extent {
             let members = match &self.group {
-                Some(group) => Members::Group(Group {
-                    directory: group.directory.clone(),
-                }),
-                None => Members::Tree {
-                    root: self.owner.pid(),
-                    start_time: self.start_time,
-                },
+                Some(group) => Members::Group(Group { directory: group.directory.clone() }),
+                None => Members::Tree { root: self.owner.pid(), start_time: self.start_time },
             };
             let mut around = Sigstop::new(members, self.journal);
-            let spared = process::ancestors(holder)
-                .map(|it| it.pid)
-                .chain([holder])
-                .collect();
-            around.exclude(tenant::other_roots(self.segment, self.slot), spared);
+            let mut foreign = tenant::other_roots(self.segment, self.slot);
+            foreign.push(holder);
+            around.exclude(foreign, process::ancestors(holder).map(|it| it.pid).collect());
             self.around = Some(around);
         }
         self.exclude_other_tenants();
@@ -181,10 +167,7 @@ impl<'a> Charge<'a> {
             return;
         }
         // Rebuilt each time: tenants come and go. What was stopped is continued by now.
-        let tree = Members::Tree {
-            root: self.owner.pid(),
-            start_time: self.start_time,
-        };
+        let tree = Members::Tree { root: self.owner.pid(), start_time: self.start_time };
         let foreign = tenant::other_roots(self.segment, self.slot);
         let mut whole = Sigstop::new(tree, self.journal);
         if let Some(members) = &mut self.members {
@@ -235,8 +218,7 @@ impl<'a> Charge<'a> {
         if hooks::sabotaged("freeze") || hooks::sabotaged("verify") {
             return true;
         }
-        self.freezer(extent)
-            .is_some_and(|it| it.is_frozen(processes).unwrap_or(false))
+        self.freezer(extent).is_some_and(|it| it.is_frozen(processes).unwrap_or(false))
     }
 
     /// Lets it run. If the kernel refuses, the progress stays as it was and the next round tries
@@ -249,19 +231,19 @@ impl<'a> Charge<'a> {
         if hooks::sabotaged("thaw") {
             return;
         }
+        hooks::fault("thawing");
         if let Some(freezer) = self.freezer(extent)
             && let Err(error) = freezer.thaw()
         {
             log::error!("thawing {:?}: {error}", self.tenant().name.get());
             return;
         }
+        hooks::fault("thawed");
         self.progress = Progress::Running;
         let since = self.tenant().frozen_since.swap(0, Ordering::AcqRel);
         if since != 0 {
             let frozen = clock::now().saturating_sub(since);
-            self.tenant()
-                .frozen_total
-                .fetch_add(frozen, Ordering::AcqRel);
+            self.tenant().frozen_total.fetch_add(frozen, Ordering::AcqRel);
         }
     }
 
@@ -282,10 +264,7 @@ impl<'a> Charge<'a> {
         if let Some(group) = &self.group {
             return group.cpu_time().unwrap_or(0) * 1000;
         }
-        let ticks = self
-            .members
-            .as_mut()
-            .map_or(0, |it| it.cpu_ticks(processes));
+        let ticks = self.members.as_mut().map_or(0, |it| it.cpu_ticks(processes));
         ticks * (clock::SECOND / rustix::param::clock_ticks_per_second().max(1))
     }
 
@@ -296,10 +275,7 @@ impl<'a> Charge<'a> {
         }
         self.killed = killing;
         let signal = if killing { Signal::KILL } else { Signal::TERM };
-        log::info!(
-            "{:?} is at its time limit: {signal:?}",
-            self.tenant().name.get()
-        );
+        log::info!("{:?} is at its time limit: {signal:?}", self.tenant().name.get());
         let members: Vec<(i32, u64)> = match (&self.group, &mut self.members) {
             (Some(group), _) if killing && group.kill().is_ok() => return,
             (Some(group), _) => group

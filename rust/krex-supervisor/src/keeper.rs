@@ -27,15 +27,10 @@ pub fn start(words: &[OsString]) -> Result<(), Exit> {
         return Err(Exit::usage("__supervise DIRECTORY SLOT is for krex itself"));
     };
     let slot: Option<usize> = slot.to_str().and_then(|it| it.parse().ok());
-    let slot = slot
-        .filter(|it| *it < SUPERVISORS)
-        .ok_or_else(|| Exit::usage("no such slot"))?;
+    let slot = slot.filter(|it| *it < SUPERVISORS).ok_or_else(|| Exit::usage("no such slot"))?;
     let directory = Path::new(directory);
     let Some(segment) = Segment::open(directory).map_err(Exit::failed)? else {
-        return Err(Exit::failed(format!(
-            "{}: the segment is gone",
-            directory.display()
-        )));
+        return Err(Exit::failed(format!("{}: the segment is gone", directory.display())));
     };
     let Some(lock) = segment.lock_supervisor(slot).map_err(Exit::failed)? else {
         return Ok(());
@@ -55,12 +50,7 @@ fn log_file(directory: &Path) -> Option<File> {
     std::env::var_os("KREX_LOG")?;
     use std::os::unix::fs::OpenOptionsExt;
     let path = directory.join("krex.log");
-    File::options()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(path)
-        .ok()
+    File::options().append(true).create(true).mode(0o600).open(path).ok()
 }
 
 /// `fork(2)`: the child's id in the parent, `None` in the child.
@@ -133,10 +123,8 @@ fn close_others(keep: &[&File]) {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return;
     };
-    let numbers: Vec<i32> = entries
-        .flatten()
-        .filter_map(|it| it.file_name().to_str()?.parse().ok())
-        .collect();
+    let numbers: Vec<i32> =
+        entries.flatten().filter_map(|it| it.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|number| *number > 2) {
         if keep.iter().any(|file| file.as_raw_fd() == number) {
             continue;
@@ -159,7 +147,10 @@ fn keep(segment: &'static Segment, slot: usize) -> i32 {
     let mut quick_ends = 0_u32;
     loop {
         // Whatever the last worker left frozen; the new one freezes again what should be.
-        take_over(segment, slot);
+        krex_core::hooks::fault("taking_over");
+        if !krex_core::hooks::sabotaged("take_over") {
+            take_over(segment, slot);
+        }
         let Some(stat) = process::Stat::of_self() else {
             return 1;
         };
@@ -177,11 +168,7 @@ fn keep(segment: &'static Segment, slot: usize) -> i32 {
             return 0;
         }
         log::warn!("the worker {worker} ended or was stopped: starting another");
-        quick_ends = if clock::now() - started < clock::SECOND {
-            quick_ends + 1
-        } else {
-            0
-        };
+        quick_ends = if clock::now() - started < clock::SECOND { quick_ends + 1 } else { 0 };
         if quick_ends > 3 {
             take_over(segment, slot); // Nobody stays frozen during the pause.
             std::thread::sleep(Duration::from_millis(100));
@@ -196,6 +183,9 @@ fn wait_for(worker: i32) -> Option<i32> {
     loop {
         match waitpid(Some(pid), WaitOptions::UNTRACED) {
             Ok(Some((_, status))) if status.stopped() => {
+                if krex_core::hooks::sabotaged("replace_worker") {
+                    continue;
+                }
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             Ok(Some((_, status))) => return status.exit_status(),
@@ -220,7 +210,7 @@ fn work(segment: &'static Segment, slot: usize, keeper: process::Stat) -> ! {
         }
     };
     // From here on tenants are accepted. SeqCst: see `Worker::is_unused`.
-    if supervisor.session.load(Ordering::SeqCst) % 2 == 0 {
+    if supervisor.session.load(Ordering::SeqCst).is_multiple_of(2) {
         supervisor.session.fetch_add(1, Ordering::SeqCst);
     }
     sync::wake_all(&supervisor.session);

@@ -46,15 +46,24 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
-    let host = Native {
-        program: own_path()?,
-    };
+    let host = Native { program: own_path()? };
     let directory = runtime_dir().map_err(Exit::failed)?;
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
     let identity = Identity::of_self().map_err(Exit::failed)?;
     let (supervisor, reference) = register(&segment, &identity, &options, &host)?;
     wait_for_admission(&segment, &identity, supervisor, reference, &host);
     krex_core::hooks::fault("admitted");
+    if krex_core::hooks::sabotaged("exec") {
+        let status = std::process::Command::new(&command).args(&options.command[1..]).status();
+        return Err(Exit {
+            status: i32::from(!status.is_ok_and(|it| it.success())),
+            message: String::new(),
+        });
+    }
+    if krex_core::hooks::sabotaged("sigpipe") {
+        // SAFETY: SIG_IGN runs no code of ours.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    }
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {
@@ -77,27 +86,17 @@ fn register(
     }
     let of_parent = parent.and_then(|reference| tenant::resolve(segment, reference));
     let (mask, default_device) = match (devices.first(), of_parent) {
-        (Some(first), _) => (
-            devices.iter().fold(0, |mask, it| mask | 1 << it),
-            Some(*first),
-        ),
+        (Some(first), _) => (devices.iter().fold(0, |mask, it| mask | 1 << it), Some(*first)),
         (None, Some(parent)) => (
             parent.devices.load(Ordering::SeqCst),
-            parent
-                .default_device
-                .load(Ordering::Relaxed)
-                .checked_sub(1)
-                .map(|it| it as usize),
+            parent.default_device.load(Ordering::Relaxed).checked_sub(1).map(|it| it as usize),
         ),
         (None, None) => {
             let default = device::find_or_add(segment, device::DEFAULT).map_err(Exit::failed)?;
             (1 << default, None)
         }
     };
-    let name = options
-        .name
-        .clone()
-        .unwrap_or_else(|| default_name(&options.command));
+    let name = options.name.clone().unwrap_or_else(|| default_name(&options.command));
     let time_limit = options.time_limit.map_or(0, clock::nanoseconds);
     if let (Some(reference), Some(tenant)) = (parent, of_parent)
         && tenant.owner().pid() == identity.pid
@@ -105,10 +104,7 @@ fn register(
         // `krex run krex run COMMAND`: this process is a tenant already. The inner one's word
         // counts where it says something.
         tenant.devices.store(mask, Ordering::SeqCst);
-        tenant.default_device.store(
-            default_device.map_or(0, |it| it as u64 + 1),
-            Ordering::SeqCst,
-        );
+        tenant.default_device.store(default_device.map_or(0, |it| it as u64 + 1), Ordering::SeqCst);
         tenant.name.set(name.as_bytes());
         if time_limit != 0 {
             tenant.time_limit.store(time_limit, Ordering::SeqCst);
@@ -134,10 +130,7 @@ fn default_name(command: &[OsString]) -> String {
         word.rsplit('/').next().unwrap_or_default().to_owned()
     };
     let mut name = base(&command[0]);
-    if let Some(script) = command
-        .get(1)
-        .filter(|word| !word.as_bytes().starts_with(b"-"))
-    {
+    if let Some(script) = command.get(1).filter(|word| !word.as_bytes().starts_with(b"-")) {
         name = format!("{name} {}", base(script));
     }
     name
@@ -178,10 +171,7 @@ fn wait_for_admission(
 /// Looks the command up as execvp(3) does, before anything is registered for it.
 fn find(word: &OsStr) -> Result<PathBuf, Exit> {
     if word.is_empty() {
-        return Err(cannot_start(
-            word,
-            &io::Error::from_raw_os_error(libc::ENOENT),
-        ));
+        return Err(cannot_start(word, &io::Error::from_raw_os_error(libc::ENOENT)));
     }
     if word.as_bytes().contains(&b'/') {
         return match check(Path::new(word)) {
@@ -192,12 +182,8 @@ fn find(word: &OsStr) -> Result<PathBuf, Exit> {
     let mut error = io::Error::from_raw_os_error(libc::ENOENT);
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     for directory in std::env::split_paths(&path) {
-        let candidate = if directory.as_os_str().is_empty() {
-            Path::new(".")
-        } else {
-            &directory
-        }
-        .join(word);
+        let candidate =
+            if directory.as_os_str().is_empty() { Path::new(".") } else { &directory }.join(word);
         match check(&candidate) {
             Ok(()) => return Ok(candidate),
             Err(found) if found.kind() == io::ErrorKind::NotFound => {}
@@ -219,14 +205,10 @@ fn check(path: &Path) -> io::Result<()> {
 fn cannot_start(word: &OsStr, error: &io::Error) -> Exit {
     let word = word.to_string_lossy();
     match error.raw_os_error() {
-        Some(libc::ENOENT) => Exit {
-            status: NOT_FOUND,
-            message: format!("{word}: command not found"),
-        },
-        _ => Exit {
-            status: NOT_EXECUTABLE,
-            message: format!("{word}: {error}"),
-        },
+        Some(libc::ENOENT) => {
+            Exit { status: NOT_FOUND, message: format!("{word}: command not found") }
+        }
+        _ => Exit { status: NOT_EXECUTABLE, message: format!("{word}: {error}") },
     }
 }
 

@@ -30,17 +30,11 @@ pub struct Exit {
 
 impl Exit {
     pub fn usage(message: impl std::fmt::Display) -> Self {
-        Self {
-            status: USAGE,
-            message: format!("{message} (see `krex --help`)"),
-        }
+        Self { status: USAGE, message: format!("{message} (see `krex --help`)") }
     }
 
     pub fn failed(message: impl std::fmt::Display) -> Self {
-        Self {
-            status: FAILED,
-            message: message.to_string(),
-        }
+        Self { status: FAILED, message: message.to_string() }
     }
 }
 
@@ -93,12 +87,7 @@ pub fn start_log(file: Option<std::fs::File>) {
     builder.format(move |buffer, record| {
         use std::io::Write;
         let time = krex_core::clock::seconds(krex_core::clock::now());
-        writeln!(
-            buffer,
-            "krex[{pid}] {time:.6} {}: {}",
-            record.level(),
-            record.args()
-        )
+        writeln!(buffer, "krex[{pid}] {time:.6} {}: {}", record.level(), record.args())
     });
     // It fails only if a log was started before.
     let _ = builder.try_init();

@@ -37,12 +37,8 @@ pub struct Options {
 
 /// Parses the words after `run`; `None` if help was asked for.
 pub fn parse(words: Vec<OsString>) -> Result<Option<Options>, Exit> {
-    let mut options = Options {
-        devices: Vec::new(),
-        name: None,
-        time_limit: None,
-        command: Vec::new(),
-    };
+    let mut options =
+        Options { devices: Vec::new(), name: None, time_limit: None, command: Vec::new() };
     let mut parser = lexopt::Parser::from_args(words);
     while let Some(argument) = parser.next().map_err(Exit::usage)? {
         match argument {
@@ -53,9 +49,7 @@ pub fn parse(words: Vec<OsString>) -> Result<Option<Options>, Exit> {
             // The command begins: everything from here on is its own.
             Value(word) => {
                 options.command.push(word);
-                options
-                    .command
-                    .extend(parser.raw_args().map_err(Exit::usage)?);
+                options.command.extend(parser.raw_args().map_err(Exit::usage)?);
             }
             other => return Err(Exit::usage(other.unexpected())),
         }
@@ -74,9 +68,7 @@ pub fn parse(words: Vec<OsString>) -> Result<Option<Options>, Exit> {
 
 fn text(parser: &mut lexopt::Parser, option: &str) -> Result<String, Exit> {
     let value = parser.value().map_err(Exit::usage)?;
-    value
-        .into_string()
-        .map_err(|value| Exit::usage(format!("{option} {value:?}: not UTF-8")))
+    value.into_string().map_err(|value| Exit::usage(format!("{option} {value:?}: not UTF-8")))
 }
 
 fn seconds(parser: &mut lexopt::Parser) -> Result<Duration, Exit> {
@@ -87,9 +79,7 @@ fn seconds(parser: &mut lexopt::Parser) -> Result<Duration, Exit> {
     {
         return Ok(limit);
     }
-    Err(Exit::usage(format!(
-        "--timeout {value}: not a positive number of seconds"
-    )))
+    Err(Exit::usage(format!("--timeout {value}: not a positive number of seconds")))
 }
 
 #[cfg(test)]
@@ -133,10 +123,7 @@ mod tests {
         assert!(error(&["--no-such", "true"]).contains("--no-such"));
         assert!(error(&["--name", "", "true"]).contains("--name"));
         for bad in ["0", "-1", "nan", "inf", "x", "", "1e300"] {
-            assert!(
-                error(&["--timeout", bad, "true"]).contains("--timeout"),
-                "{bad}"
-            );
+            assert!(error(&["--timeout", bad, "true"]).contains("--timeout"), "{bad}");
         }
     }
 }

@@ -26,12 +26,7 @@ pub struct Watched {
 impl Watched {
     /// Begins to watch the tenure of `word`.
     pub fn begin(word: GateWord, cpu_time: u64, now: u64) -> Self {
-        Self {
-            word,
-            cpu_time,
-            sampled_at: now,
-            progress_at: now,
-        }
+        Self { word, cpu_time, sampled_at: now, progress_at: now }
     }
 
     pub fn is_about(&self, word: GateWord) -> bool {

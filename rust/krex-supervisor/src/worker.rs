@@ -10,11 +10,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use krex_core::cgroup::Group;
 use krex_core::clock::{self, MILLISECOND, SECOND};
 use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
-use krex_core::layout::{DEVICES, TENANTS};
+use krex_core::layout::{DEVICES, SUPERVISORS, TENANTS};
 use krex_core::process;
 use krex_core::recover::{revoke, ring_for};
 use krex_core::segment::Segment;
@@ -37,6 +38,8 @@ const WHILE_FREEZING: u64 = 50_000;
 const GRANT_LIMIT: u64 = SECOND;
 /// A pair without tenants ends after this.
 const LINGER: u64 = 3 * SECOND;
+/// Tenants of another PID namespace are given up when its supervisor has been gone for so long.
+const DESERTED: u64 = 10 * SECOND;
 /// From SIGTERM to SIGKILL at a tenant's time limit.
 const GRACE: u64 = 5 * SECOND;
 
@@ -67,7 +70,11 @@ pub struct Worker<'a> {
     /// Per device: the gate's word as last seen, and since when it is that.
     seen: [(GateWord, u64); DEVICES],
     watched: [Option<Watched>; DEVICES],
+    /// Per device: the tenure whose holder is in another PID namespace, and its process id here.
+    foreign_holders: BTreeMap<usize, (GateWord, Option<i32>)>,
     housekeeping_at: u64,
+    /// Per supervisor slot: since when nobody serves it though it has tenants.
+    deserted_since: [u64; SUPERVISORS],
     unused_since: Option<u64>,
     /// When this round wants the next one.
     next: u64,
@@ -98,7 +105,9 @@ impl<'a> Worker<'a> {
             charges: BTreeMap::new(),
             seen: [(GateWord(0), 0); DEVICES],
             watched: [None; DEVICES],
+            foreign_holders: BTreeMap::new(),
             housekeeping_at: 0,
+            deserted_since: [0; SUPERVISORS],
             unused_since: None,
             next: 0,
         })
@@ -109,11 +118,7 @@ impl<'a> Worker<'a> {
         let mut buffer = Vec::with_capacity(64);
         loop {
             buffer.clear();
-            match epoll::wait(
-                &exits.epoll,
-                rustix::buffer::spare_capacity(&mut buffer),
-                None,
-            ) {
+            match epoll::wait(&exits.epoll, rustix::buffer::spare_capacity(&mut buffer), None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     log::error!("epoll_wait: {error}");
@@ -188,6 +193,7 @@ impl<'a> Worker<'a> {
             if self.seen[index].0 != word {
                 self.seen[index] = (word, now);
             }
+            self.find_foreign_holder(index, word);
             self.judge_holder(index, word, &mut processes);
         }
         let slots: Vec<usize> = self.charges.keys().copied().collect();
@@ -195,11 +201,7 @@ impl<'a> Worker<'a> {
             self.settle(*slot, &mut processes);
         }
         self.enforce_limits(&mut processes);
-        if self
-            .charges
-            .values()
-            .any(|it| it.progress != Progress::Running)
-        {
+        if self.charges.values().any(|it| it.progress != Progress::Running) {
             self.wake_at(now + WHILE_FROZEN);
         }
     }
@@ -221,11 +223,7 @@ impl<'a> Worker<'a> {
             {
                 log::warn!("the end of {} is noticed late: {error}", owner.pid());
             }
-            log::debug!(
-                "took {:?} ({}) in charge",
-                charge.tenant().name.get(),
-                owner.pid()
-            );
+            log::debug!("took {:?} ({}) in charge", charge.tenant().name.get(), owner.pid());
             self.charges.insert(slot, charge);
         }
         // A slot that was freed by others (purged, or given back by a launcher that failed).
@@ -243,29 +241,19 @@ impl<'a> Worker<'a> {
         let mut gone = Vec::new();
         let mut waiting = false;
         for (slot, charge) in &mut self.charges {
-            if !charge.root_ended {
-                let hinted = self.exits.tenants[*slot].load(Ordering::Acquire);
-                if !hinted || !has_ended(charge) {
-                    continue;
-                }
-                charge.root_ended = true;
-            }
+            let hinted = self.exits.tenants[*slot].load(Ordering::Acquire);
+            charge.root_ended |= hinted && has_ended(charge);
+        }
+        let ended: Vec<usize> =
+            self.charges.iter().filter(|(_, it)| it.root_ended).map(|(slot, _)| *slot).collect();
+        for slot in ended {
             // Its regions first: whoever holds one is the root process.
-            for index in device::in_use(self.segment) {
-                let word = self.segment.devices[index].gate().load();
-                if !word.is_open() && word.holder() == *slot && !hooks::sabotaged("revoke_dead") {
-                    revoke(self.segment, index, word, Cause::Died);
-                }
-                let queue = &charge.tenant().queue;
-                if queue.key_for(index).is_some() {
-                    queue.leave();
-                    self.segment.devices[index].gate().wake();
-                }
-            }
-            if charge.is_populated(processes) {
+            self.end_regions(slot);
+            let Some(charge) = self.charges.get_mut(&slot) else { continue };
+            if charge.is_populated(processes) || hooks::sabotaged("free_slots") {
                 waiting = true;
             } else {
-                gone.push(*slot);
+                gone.push(slot);
             }
         }
         for slot in gone {
@@ -285,6 +273,9 @@ impl<'a> Worker<'a> {
     /// Frees the slots of submitters that have ended. Returns whether there were any.
     fn free_submitters(&self, all: bool) -> bool {
         let mut freed = false;
+        if hooks::sabotaged("free_submitters") {
+            return false;
+        }
         for slot in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[slot];
             let owner = submitter.owner();
@@ -295,14 +286,7 @@ impl<'a> Worker<'a> {
             if process::is_alive(owner.pid(), submitter.start_time.load(Ordering::Acquire)) {
                 continue;
             }
-            self.segment.live_submitters.remove(slot);
-            let free = owner.with_state(SlotState::Free);
-            let _ = submitter.owner.compare_exchange(
-                owner.0,
-                free.0,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            );
+            self.free_submitter(slot);
             freed = true;
         }
         freed
@@ -351,12 +335,8 @@ impl<'a> Worker<'a> {
                 && tenant.shares(index)
                 && !tenant::descends_from(self.segment, slot, word.holder())
         };
-        let siblings: Vec<usize> = self
-            .segment
-            .live_tenants
-            .iter()
-            .filter(|slot| others(*slot))
-            .collect();
+        let siblings: Vec<usize> =
+            self.segment.live_tenants.iter().filter(|slot| others(*slot)).collect();
         if siblings.is_empty() || hooks::sabotaged("stall_breaker") {
             return;
         }
@@ -380,23 +360,14 @@ impl<'a> Worker<'a> {
         watched.restart(now);
         let section = &self.segment.devices[index];
         if section.stalled_tenure.load(Ordering::Acquire) != word.tenure() {
-            log::info!(
-                "the holder of {} ran on no CPU: thawing its siblings",
-                section.name.get()
-            );
+            log::info!("the holder of {} ran on no CPU: thawing its siblings", section.name.get());
             // Release: partner of the Acquire in every supervisor's `wanted`.
-            section
-                .stalled_tenure
-                .store(word.tenure(), Ordering::Release);
+            section.stalled_tenure.store(word.tenure(), Ordering::Release);
             ring_for(self.segment, siblings.iter().copied());
             return;
         }
-        let waits = |slot: &usize| {
-            self.segment.tenants[*slot]
-                .waiting_threads
-                .load(Ordering::Acquire)
-                > 0
-        };
+        let waits =
+            |slot: &usize| self.segment.tenants[*slot].waiting_threads.load(Ordering::Acquire) > 0;
         if siblings.iter().any(waits) {
             revoke(self.segment, index, word, Cause::Stalled);
         }
@@ -427,9 +398,7 @@ impl<'a> Worker<'a> {
                 return None; // A tenant that holds a region on any device is never frozen.
             }
             let closed = matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving);
-            let stalled = self.segment.devices[index]
-                .stalled_tenure
-                .load(Ordering::Acquire);
+            let stalled = self.segment.devices[index].stalled_tenure.load(Ordering::Acquire);
             let given_up = {
                 let ack = tenant.ack(index);
                 ack.tenure == word.tenure()
@@ -444,17 +413,46 @@ impl<'a> Worker<'a> {
             {
                 continue;
             }
-            if tenant::descends_from(self.segment, word.holder(), slot)
+            if let Some(holder) = self.holder_below(slot, index, word)
                 && !hooks::sabotaged("spare_ancestors")
             {
-                let holder = &self.segment.tenants[word.holder()];
-                extent = Extent::Around {
-                    holder: holder.owner().pid(),
-                };
+                extent = Extent::Around { holder };
             }
             causes.push((index, word));
         }
         (!causes.is_empty()).then_some((extent, causes))
+    }
+
+    /// The holder's process id as this namespace numbers it, if its ancestors are in the tenant
+    /// in `slot`.
+    fn holder_below(&self, slot: usize, index: usize, word: GateWord) -> Option<i32> {
+        let holder = self.segment.tenants[word.holder()].owner();
+        if holder.supervisor() == self.slot {
+            let descends = tenant::descends_from(self.segment, word.holder(), slot);
+            return descends.then_some(holder.pid());
+        }
+        let (seen, pid) = self.foreign_holders.get(&index)?;
+        let pid = (*seen == word.with_phase(Phase::Open)).then_some(*pid)??;
+        let root = self.charges.get(&slot)?.owner.pid();
+        process::ancestors(pid).any(|it| it.pid == root).then_some(pid)
+    }
+
+    /// Looks for a holder of another PID namespace, which may lie below one of our tenants.
+    fn find_foreign_holder(&mut self, index: usize, word: GateWord) {
+        let key = word.with_phase(Phase::Open);
+        let holder = self.segment.tenants.get(word.holder()).map(|it| it.owner());
+        let Some(holder) = holder.filter(|it| !word.is_open() && it.supervisor() != self.slot)
+        else {
+            return;
+        };
+        if self.charges.is_empty() || self.foreign_holders.get(&index).is_some_and(|it| it.0 == key)
+        {
+            return;
+        }
+        let supervisor = self.segment.supervisors.get(holder.supervisor());
+        let supervisor_key = supervisor.map_or(0, |it| it.key.load(Ordering::Acquire));
+        let pid = process::find_foreign(supervisor_key, holder.pid());
+        self.foreign_holders.insert(index, (key, pid));
     }
 
     /// Takes a tenant the next step towards what should be.
@@ -473,10 +471,9 @@ impl<'a> Worker<'a> {
             return;
         };
         let reached = match charge.progress {
-            Progress::Frozen { extent: reached }
-            | Progress::Freezing {
-                extent: reached, ..
-            } => Some(reached),
+            Progress::Frozen { extent: reached } | Progress::Freezing { extent: reached, .. } => {
+                Some(reached)
+            }
             Progress::Running => None,
         };
         let mut result = Ok(());
@@ -498,7 +495,7 @@ impl<'a> Worker<'a> {
         };
         for ((index, word), drained) in causes.into_iter().zip(drained) {
             if let Some(drained) = drained {
-                self.acknowledge(slot, index, word, drained, outcome, processes);
+                self.acknowledge(slot, index, word, drained, outcome);
             }
         }
     }
@@ -528,9 +525,7 @@ impl<'a> Worker<'a> {
             }
             let stuck = submitter.stuck_at.load(Ordering::Relaxed) == counts.completed + 1;
             if is_late {
-                submitter
-                    .stuck_at
-                    .store(counts.completed + 1, Ordering::Relaxed);
+                submitter.stuck_at.store(counts.completed + 1, Ordering::Relaxed);
             }
             if is_late || stuck {
                 return Some(Drained::TimedOut);
@@ -544,6 +539,7 @@ impl<'a> Worker<'a> {
                 self.wake_at(clock::now());
             }
             self.wake_at(deadline.min(clock::now() + WHILE_FROZEN));
+            hooks::fault("draining");
             return None;
         }
         Some(if charge.was_in_flight[index] == word.tenure() {
@@ -561,7 +557,6 @@ impl<'a> Worker<'a> {
         word: GateWord,
         drained: Drained,
         (frozen, obstacle): (Frozen, Obstacle),
-        processes: &mut ProcessTable,
     ) {
         let tenant = &self.segment.tenants[slot];
         let section = &self.segment.devices[index];
@@ -580,8 +575,8 @@ impl<'a> Worker<'a> {
             let Some(charge) = self.charges.get_mut(&slot) else {
                 return;
             };
+            hooks::fault("verifying");
             // A fresh table: the round's may be from before somebody continued it.
-            let _ = processes;
             ack.disturbed |= !charge.is_still_frozen(&mut ProcessTable::default());
             ack.stage = Stage::Verified;
         } else {
@@ -613,9 +608,7 @@ impl<'a> Worker<'a> {
                 continue;
             }
             let since = tenant.registered_at.load(Ordering::Acquire);
-            let used = now
-                .saturating_sub(since)
-                .saturating_sub(tenant.time_excluded(now));
+            let used = now.saturating_sub(since).saturating_sub(tenant.time_excluded(now));
             if used >= limit {
                 charge.terminated_at = Some(now);
                 charge.end(false, processes);
@@ -641,14 +634,7 @@ impl<'a> Worker<'a> {
             let owner = submitter.owner();
             let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
             if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
-                self.segment.live_submitters.remove(slot);
-                let free = owner.with_state(SlotState::Free);
-                let _ = submitter.owner.compare_exchange(
-                    owner.0,
-                    free.0,
-                    Ordering::AcqRel,
-                    Ordering::Relaxed,
-                );
+                self.free_submitter(slot);
             }
         }
         self.free_submitters(true);
@@ -657,9 +643,11 @@ impl<'a> Worker<'a> {
             charge.is_populated(processes);
             self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
         }
+        self.give_up_deserted();
         if let Some(stat) = process::Stat::of(self.keeper.pid)
             && stat.start_time == self.keeper.start_time
             && stat.is_stopped()
+            && !hooks::sabotaged("replace_keeper")
         {
             // It could not take over if this process died: a new one is made.
             log::warn!("the keeper was stopped: replacing it");
@@ -669,6 +657,76 @@ impl<'a> Worker<'a> {
                 rustix::process::Signal::KILL,
             );
         }
+    }
+
+    /// Frees what a PID namespace left behind that ended as a whole: its supervisor and all its
+    /// tenants were killed at once, and nobody of it is left to clean up. A namespace that lives
+    /// on has a supervisor again as soon as anybody in it waits, enters or leaves.
+    fn give_up_deserted(&mut self) {
+        let now = clock::now();
+        for supervisor in (0..SUPERVISORS).filter(|it| *it != self.slot) {
+            let tenants: Vec<usize> = self
+                .segment
+                .live_tenants
+                .iter()
+                .filter(|slot| self.segment.tenants[*slot].owner().supervisor() == supervisor)
+                .collect();
+            if tenants.is_empty() || self.segment.is_supervisor_alive(supervisor) {
+                self.deserted_since[supervisor] = 0;
+                continue;
+            }
+            let since = match self.deserted_since[supervisor] {
+                0 => now,
+                since => since,
+            };
+            self.deserted_since[supervisor] = since;
+            if now < since + DESERTED {
+                continue;
+            }
+            for slot in tenants {
+                let tenant = &self.segment.tenants[slot];
+                let group = Group::at(&tenant.cgroup.get());
+                if group.is_some_and(|group| group.is_populated()) {
+                    continue;
+                }
+                log::warn!("giving up {:?}: nobody serves it any more", tenant.name.get());
+                self.end_regions(slot);
+                tenant::release(self.segment, slot, tenant.owner());
+            }
+            for slot in self.segment.live_submitters.iter() {
+                let submitter = &self.segment.submitters[slot];
+                if submitter.owner().supervisor() == supervisor {
+                    self.free_submitter(slot);
+                }
+            }
+        }
+    }
+
+    /// Ends the regions that a dead tenant holds, and its waiting.
+    fn end_regions(&self, slot: usize) {
+        for index in device::in_use(self.segment) {
+            let gate = self.segment.devices[index].gate();
+            let word = gate.load();
+            if !word.is_open() && word.holder() == slot && !hooks::sabotaged("revoke_dead") {
+                revoke(self.segment, index, word, Cause::Died);
+            }
+            let queue = &self.segment.tenants[slot].queue;
+            if queue.key_for(index).is_some() {
+                queue.leave();
+                gate.wake();
+            }
+        }
+    }
+
+    fn free_submitter(&self, slot: usize) {
+        let submitter = &self.segment.submitters[slot];
+        let owner = submitter.owner();
+        self.segment.live_submitters.remove(slot);
+        // AcqRel: whoever claims the slot next comes after the removal. It fails only if
+        // somebody freed it already.
+        let free = owner.with_state(SlotState::Free).0;
+        let _ =
+            submitter.owner.compare_exchange(owner.0, free, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Whether the pair has had no tenant for a while, and none comes at the last moment.
@@ -718,13 +776,7 @@ fn has_ended(charge: &Charge<'_>) -> bool {
     let Some(pidfd) = &charge.pidfd else {
         return true;
     };
-    let mut poll = [rustix::event::PollFd::new(
-        pidfd,
-        rustix::event::PollFlags::IN,
-    )];
-    let now = rustix::event::Timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
 }

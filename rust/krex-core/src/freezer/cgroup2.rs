@@ -20,9 +20,7 @@ impl Cgroup2 {
     /// If the group is gone or its files cannot be opened.
     pub fn open(group: &Group) -> io::Result<Self> {
         Ok(Self {
-            control: OpenOptions::new()
-                .write(true)
-                .open(group.directory.join("cgroup.freeze"))?,
+            control: OpenOptions::new().write(true).open(group.directory.join("cgroup.freeze"))?,
             events: File::open(group.directory.join("cgroup.events"))?,
         })
     }

@@ -29,12 +29,8 @@ pub struct Journal<'a> {
 impl Journal<'_> {
     /// Notes a process that is about to be stopped; returns its place.
     fn note(&self, process: &Stat) -> io::Result<usize> {
-        let owner = OwnerWord::new(
-            self.tenant as u64,
-            process.pid,
-            self.supervisor,
-            SlotState::Live,
-        );
+        let owner =
+            OwnerWord::new(self.tenant as u64, process.pid, self.supervisor, SlotState::Live);
         for (place, entry) in self.entries.iter().enumerate() {
             // The start time is written first: whoever sees the entry live sees its start time.
             // Only supervisors write here, and each entry is claimed by Starting beforehand.
@@ -44,9 +40,7 @@ impl Journal<'_> {
             }
             let starting = owner.with_state(SlotState::Starting);
             if swap(&entry.owner, free, starting.0) {
-                entry
-                    .start_time
-                    .store(process.start_time, Ordering::Relaxed);
+                entry.start_time.store(process.start_time, Ordering::Relaxed);
                 // Release: partner of the Acquire in `continue_all`.
                 entry.owner.store(owner.0, Ordering::Release);
                 return Ok(place);
@@ -61,8 +55,7 @@ impl Journal<'_> {
 }
 
 fn swap(word: &AtomicU64, from: u64, to: u64) -> bool {
-    word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed)
-        .is_ok()
+    word.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// Continues everything that the journal holds for `supervisor`; for whoever takes over.
@@ -144,10 +137,7 @@ impl<'a> Sigstop<'a> {
 
     /// CPU time used by the members that are left, in clock ticks.
     pub fn cpu_ticks(&mut self, processes: &mut ProcessTable) -> u64 {
-        self.list(processes.get())
-            .iter()
-            .map(|it| it.cpu_ticks)
-            .sum()
+        self.list(processes.get()).iter().map(|it| it.cpu_ticks).sum()
     }
 
     fn list(&self, processes: &[Stat]) -> Vec<Stat> {
@@ -158,23 +148,22 @@ impl<'a> Sigstop<'a> {
                     let key = (it.pid, it.start_time);
                     key == (*root, *start_time) || self.seen.contains(&key)
                 };
-                let roots: Vec<i32> = processes
-                    .iter()
-                    .filter(|it| known(it))
-                    .map(|it| it.pid)
-                    .collect();
+                let roots: Vec<i32> =
+                    processes.iter().filter(|it| known(it)).map(|it| it.pid).collect();
                 process::tree(&roots, processes, |pid| self.foreign.contains(&pid))
             }
             Members::Group(group) => {
                 let pids = group.processes();
-                let members = pids.iter().filter(|pid| !self.foreign.contains(pid));
+                // Another tenant may be in the group too, if it is frozen by SIGSTOP.
+                let foreign = process::tree(&self.foreign, processes, |_| false);
+                let is_foreign = |pid: &i32| foreign.iter().any(|it| it.pid == *pid);
+                let members = pids.iter().filter(|pid| !is_foreign(pid));
                 members.filter_map(|pid| Stat::of(*pid)).collect()
             }
         };
-        found
-            .into_iter()
-            .filter(|it| !it.has_ended() && !self.spared.contains(&it.pid))
-            .collect()
+        let counts =
+            |it: &Stat| !it.has_ended() && !it.is_supervisor && !self.spared.contains(&it.pid);
+        found.into_iter().filter(counts).collect()
     }
 
     /// Stops those members that run and were not stopped by others before.
