@@ -9,7 +9,7 @@ import pytest
 from harness import Machine
 
 
-@pytest.fixture()
+@pytest.fixture
 def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
     """A runtime directory of its own; at the end nothing of it may be left anywhere."""
     machine = Machine()
@@ -30,9 +30,7 @@ def freezing_machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("KREX_TESTS_NO_SKIP"):
         report.outcome = "failed"

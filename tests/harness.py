@@ -84,6 +84,14 @@ def is_frozen(pid: int) -> bool:
     return "frozen 1" in events
 
 
+def fnv(data: bytes) -> int:
+    """FNV-1a, 64 bits: names of cgroups hold 32 of them, of the runtime directory."""
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value
+
+
 class Actor:
     """A process that does what it is told, one word at a time: see actor.py."""
 
@@ -139,6 +147,10 @@ class Actor:
             os.kill(self.pid, signal.SIGKILL)
         self.process.wait(LIMIT)
 
+    def call(self, function: str, **arguments: Any) -> Any:
+        """Run a function of cases.py over there; a failure has its traceback."""
+        return self.do("call", function=function, arguments=arguments)
+
     def quit(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -173,10 +185,11 @@ class Machine:
         self._groups_before = set(self.groups())
 
     def groups(self) -> list[Path]:
-        """Cgroups of krex's, of any runtime directory, beside this process's."""
+        """This runtime directory's cgroups, beside this process's."""
         own = cgroup_of(os.getpid()) or "/"
         directory = cgroup_mount() / own.lstrip("/")
-        return [path for path in directory.glob("krex-*") if path.is_dir()]
+        pattern = f"krex-{fnv(os.fsencode(self.runtime_dir)) & 0xFFFFFFFF:08x}-*"
+        return [path for path in directory.glob(pattern) if path.is_dir()]
 
     def start(
         self, command: Sequence[str | Path], env: dict[str, str] | None = None, **options: Any
@@ -205,6 +218,33 @@ class Machine:
     def krex(self, *words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run `krex WORDS…` to its end."""
         return self.run([KREX, *words], **options)
+
+    def own_groups(self) -> list[Path]:
+        """Cgroups of this runtime directory, beside this process's."""
+        digest = 0xCBF29CE484222325  # FNV-1a, as `tenant::group_prefix` has it
+        for byte in os.fsencode(self.runtime_dir):
+            digest = (digest ^ byte) * 0x100000001B3 % 2**64
+        prefix = f"krex-{digest % 2**32:08x}-"
+        return [path for path in self.groups() if path.name.startswith(prefix)]
+
+    def supervisor_processes(self) -> list[int]:
+        """Both halves of every pair of this runtime directory, whatever the segment says."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with contextlib.suppress(OSError):
+                    words = (entry / "cmdline").read_bytes().split(b"\0")
+                    if b"__supervise" in words and os.fsencode(self.runtime_dir) in words:
+                        found.append(int(entry.name))
+        return sorted(found)
+
+    def kill_supervisor(self) -> None:
+        """SIGKILL both halves of the pair, in such a way that neither takes over."""
+        while pids := self.supervisor_processes():
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
 
     def actor(
         self,

@@ -2,8 +2,66 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from harness import ActorError, Machine, is_frozen, wait_until
+
+
+@pytest.fixture
+def turning_back_machine(machine: Machine) -> Machine:
+    """Siblings are turned back but not frozen, so that one can be watched while it waits."""
+    machine.environment["KREX_SABOTAGE"] = "freeze"
+    return machine
+
+
+ALONE = [
+    "nested_in_its_thread",
+    "other_threads_queue",
+    "a_thread_times_out",
+    "one_object_in_many_threads",
+    "decorated",
+    "deferred_bodies_are_refused",
+    "inside_a_generator",
+    "forgotten",
+    "exceptions_pass_through",
+    "left_without_being_entered",
+    "callbacks",
+    "failing_callbacks",
+    "callbacks_of_a_callback",
+    "report_fields",
+    "report_too_early",
+    "bad_arguments",
+    "another_device_inside",
+    "a_fork_never_leaves_its_parents_region",
+    "a_fork_joins_its_parents_region",
+    "a_fork_outside_of_a_region_is_excluded_by_its_parents",
+    "threads_and_forks",
+    "revoked_past_max_hold",
+    "revoked_with_an_exception_of_its_own",
+    "submissions_in_threads",
+    "submission_left_by_an_exception",
+    "phases",
+    "no_threads_are_started",
+]
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["run", "bare"])
+@pytest.mark.parametrize("case", ALONE)
+def test_alone(machine: Machine, case: str, bare: bool) -> None:
+    """The case of that name in cases.py, under `krex run` and as a bare process."""
+    actor = machine.actor(bare=bare)
+    actor.call(case)
+    assert actor.quit() == 0
+
+
+@pytest.mark.parametrize("case", ["a_fork_joins_its_parents_region", "forgotten"])
+def test_beside_a_sibling(freezing_machine: Machine, case: str) -> None:
+    sibling = freezing_machine.actor()
+    actor = freezing_machine.actor()
+    actor.call(case)
+    assert sibling.do("ping") == sibling.pid
+    wait_until(freezing_machine.nobody_is_frozen)
 
 
 def test_siblings_are_frozen_and_thawed(freezing_machine: Machine) -> None:
@@ -46,3 +104,298 @@ def test_another_device_in_a_region_is_an_error(machine: Machine) -> None:
         actor.do("enter", device="cpu:1")
     assert caught.value.kind == "RegionError"
     assert actor.do("leave")["verdict"] == "clean"
+
+
+def test_the_device_is_the_one_that_krex_run_named(machine: Machine) -> None:
+    actor = machine.actor("--device", "cpu:b", "--device", "cpu:c")
+    actor.do("enter")
+    assert machine.device("cpu:b")["phase"] == "held"
+    assert actor.do("leave")["device"] == "cpu:b"
+    actor.do("enter", device="cpu:c")
+    assert actor.do("leave")["device"] == "cpu:c"
+    assert machine.tenants()[actor.pid]["devices"] == ["cpu:b", "cpu:c"]
+
+
+# Waiting
+
+
+def test_a_timeout_names_the_holder(turning_back_machine: Machine) -> None:
+    machine = turning_back_machine
+    holder, waiter = machine.actor("--name", "the holder"), machine.actor()
+    holder.do("enter")
+    holder.send("spin", seconds=1.0)
+    for _ in range(2):
+        with pytest.raises(ActorError, match="the holder") as caught:
+            waiter.do("enter", timeout=0.1)
+        assert caught.value.kind == "RegionTimeout"
+        assert "cpu" in caught.value.message
+        assert machine.device()["queue"] == []
+    with pytest.raises(ActorError, match="the holder") as caught:
+        waiter.do("submit", timeout=0.1)
+    assert caught.value.kind == "RegionTimeout"
+    holder.answer()
+    holder.do("leave_anyhow")
+    waiter.do("enter", timeout=30)
+    waiter.do("leave_anyhow")
+
+
+def test_higher_priorities_go_first_and_equals_in_their_order(machine: Machine) -> None:
+    """Queued on a gate that none of them shares yet, so that nobody is frozen meanwhile."""
+    holder = machine.actor("--device", "cpu:a")
+    holder.do("enter")
+    waiters = {}
+    for name, priority in [("low", -1), ("first", 0), ("second", 0), ("high", 5)]:
+        waiter = machine.actor("--device", "cpu:z", "--name", name)
+        waiters[name] = waiter
+        waiter.send("enter", device="cpu:a", priority=priority)
+        wait_until(lambda name=name: name in machine.device("cpu:a")["queue"])
+    assert machine.device("cpu:a")["queue"] == ["high", "first", "second", "low"]
+    holder.send("leave_anyhow")
+    order = []
+    while waiters:
+        name = wait_until(lambda: machine.device("cpu:a")["holder"])
+        if name not in waiters:
+            continue
+        waiter = waiters.pop(name)
+        waiter.answer()
+        waiter.do("leave_anyhow")
+        order.append(name)
+    assert order == ["high", "first", "second", "low"]
+    assert holder.answer()["device"] == "cpu:a"
+
+
+@pytest.mark.parametrize("command", ["region", "submission"])
+def test_ctrl_c_ends_the_wait(turning_back_machine: Machine, command: str) -> None:
+    machine = turning_back_machine
+    holder, waiter = machine.actor(), machine.actor()
+    holder.do("enter")
+    holder.send("spin", seconds=1.5)
+    waiter.call("interrupted_while_waiting", command=command, device="cpu")
+    assert machine.device()["phase"] == "held"
+    holder.answer()
+    holder.do("leave_anyhow")
+    waiter.do("enter")
+    waiter.do("leave_anyhow")
+
+
+# Revocation
+
+
+def test_past_max_hold_everybody_is_released(freezing_machine: Machine) -> None:
+    machine = freezing_machine
+    holder, sibling, waiter = machine.actor(), machine.actor(), machine.actor()
+    holder.do("enter", max_hold=0.3)
+    assert is_frozen(sibling.pid)
+    holder.send("spin", seconds=1.0)
+    assert sibling.do("ping") == sibling.pid
+    waiter.do("enter")
+    holder_report_comes_later = waiter.do("leave_anyhow")
+    assert holder_report_comes_later["verdict"] != "revoked"
+    holder.answer()
+    with pytest.raises(ActorError, match="max_hold") as caught:
+        holder.do("leave")
+    assert caught.value.kind == "RegionRevoked"
+    wait_until(machine.nobody_is_frozen)
+
+
+def test_a_revoked_holder_touches_nothing_of_its_successor(machine: Machine) -> None:
+    """I6: its leaving neither opens the gate nor thaws anybody."""
+    holder, successor = machine.actor("--name", "holder"), machine.actor("--name", "successor")
+    third = machine.actor()
+    holder.do("enter", max_hold=0.2)
+    holder.send("spin", seconds=0.5)
+    wait_until(lambda: machine.device()["phase"] == "open")
+    holder.answer()
+    # A bare sibling of another device keeps running while the successor holds its region.
+    epoch = successor.do("enter")
+    successor.send("spin", seconds=1.0)
+    holder.send("leave_anyhow")
+    successor.answer()
+    assert machine.device()["holder"] == "successor"
+    assert machine.device()["epoch"] == epoch
+    assert is_frozen(third.pid)
+    assert successor.do("leave")["verdict"] == "clean"
+    assert holder.answer()["verdict"] == "revoked"
+
+
+# Descendants
+
+
+@pytest.mark.parametrize("launcher", ["bare", "krex run"])
+def test_a_descendant_joins_and_runs(freezing_machine: Machine, launcher: str) -> None:
+    machine = freezing_machine
+    holder, sibling = machine.actor(), machine.actor()
+    holder.do("enter")
+    assert is_frozen(sibling.pid)
+    code = f"""
+import json, subprocess, sys, sysconfig
+inner = '''
+import json, krex.region as region
+with region.critical(label="inner") as timed:
+    pass
+print(json.dumps(timed.report.to_dict()))
+'''
+command = [sys.executable, "-c", inner]
+if {launcher == "krex run"}:
+    command = [sysconfig.get_path("scripts") + "/krex", "run", "--", *command]
+value = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+"""
+    joined = holder.do("run", code=code)
+    assert joined["joined"]
+    assert joined["label"] == "inner"
+    assert [it["name"] for it in joined["siblings"]] == [machine.tenants()[sibling.pid]["name"]]
+    assert joined["verdict"] in ("clean", "unknown")
+    assert is_frozen(sibling.pid)
+    assert machine.device()["phase"] == "held"
+    report = holder.do("leave")
+    assert not report["joined"]
+    assert report["epoch"] == joined["epoch"]
+    assert report["verdict"] == "clean", report
+    assert len(report["siblings"]) == 1
+
+
+def test_a_child_that_outlives_the_region_is_a_tenant_of_its_own(machine: Machine) -> None:
+    """Forked inside the region, it holds nothing afterwards, and is excluded like anybody."""
+    holder, sibling = machine.actor(), machine.actor()
+    holder.do("enter")
+    child = holder.do(
+        "run",
+        code="""
+import os, time
+reader, writer = os.pipe()
+value = os.fork()
+if value == 0:
+    try:
+        os.close(writer)
+        os.read(reader, 1)  # the region is over
+        with region.critical(timeout=20) as own:
+            pass
+        os._exit(0 if not own.report.joined else 1)
+    finally:
+        os._exit(2)
+os.close(reader)
+entered.append(writer)
+""",
+    )
+    holder.do("run", code="import os\nos.write(entered.pop(), b'x')")
+    # It joined or waits: either way it must not be able to leave the holder's region.
+    assert machine.device()["phase"] == "held"
+    holder.do("leave")
+    holder.do("run", code=f"import os\nvalue = os.waitpid({child}, 0)[1]")
+    sibling.do("enter")
+    assert sibling.do("leave")["verdict"] == "clean"
+
+
+# Siblings in flight
+
+
+def test_what_is_in_flight_is_waited_for(freezing_machine: Machine) -> None:
+    machine = freezing_machine
+    holder, sibling = machine.actor(), machine.actor()
+    sibling.do("begin_submission")
+    holder.send("enter", drain_timeout=20)
+    wait_until(lambda: machine.device()["phase"] == "closing")
+    assert not is_frozen(sibling.pid)
+    sibling.send("end_submission")  # it may be frozen before it has answered
+    holder.answer()
+    assert is_frozen(sibling.pid)
+    report = holder.do("leave")
+    assert report["verdict"] == "clean", report
+    # Idle, if it ended before its supervisor looked for the first time.
+    assert report["siblings"][0]["drained"] in ("counted", "idle")
+    sibling.answer()
+
+
+def test_what_stays_in_flight_is_named(freezing_machine: Machine) -> None:
+    machine = freezing_machine
+    holder, sibling = machine.actor(), machine.actor("--name", "never ready")
+    sibling.do("begin_submission")
+    holder.do("enter", drain_timeout=0.1)
+    report = holder.do("leave")
+    assert report["verdict"] == "contended"
+    assert report["siblings"][0]["drained"] == "timed out"
+    assert any("never ready" in it and "drain_timeout" in it for it in report["reasons"]), report
+    sibling.do("end_submission")
+    holder.do("enter")
+    assert holder.do("leave")["verdict"] == "clean"
+
+
+def test_time_excluded_is_what_a_sibling_lost(machine: Machine) -> None:
+    holder, sibling = machine.actor(), machine.actor()
+    holder.do("enter")
+    holder.do("spin", seconds=0.2)
+    held = holder.do("leave")["held_s"]
+    wait_until(lambda: not is_frozen(sibling.pid))
+    sibling.do("enter")
+    first = sibling.do("leave")["time_excluded_s"]
+    sibling.do("enter")
+    second = sibling.do("leave")["time_excluded_s"]
+    assert first >= held >= 0.2
+    assert second < first
+
+
+# Two processes at a gate of their own
+
+
+def test_a_gate_between_processes(machine: Machine) -> None:
+    one, two = machine.actor(), machine.actor(bare=True)
+    claim = "gate = krex.SharedMemoryGate('g'); region.gate = gate; value = gate.try_claim()"
+    assert one.do("run", code=claim) == 1
+    assert two.do("run", code=claim) is None
+    assert two.do("run", code="value = region.gate.is_held_by_other") is True
+    assert one.do("run", code="value = region.gate.is_held_by_other") is False
+    assert two.do("run", code="value = region.gate.epoch") == 1
+    with pytest.raises(ActorError):
+        two.do("run", code="region.gate.release()")
+    assert not machine.tenants()[two.pid]["frozen"]
+    with pytest.raises(ActorError) as caught:
+        two.do("run", code="krex.InFlightCounter('g').enter(timeout=0.1)")
+    assert caught.value.kind == "RegionTimeout"
+    two.send("run", code="value = krex.InFlightCounter('g').enter()")
+    assert two.poll_answer(0.1) is None
+    one.do("run", code="region.gate.release()")
+    two.answer()
+    count = "it = krex.InFlightCounter('g'); value = (it.count, it.total)"
+    assert one.do("run", code=count) == [1, 1]
+    assert one.do("run", code="value = region.gate.try_claim()") == 2
+    # The holder dies: its claim and what was in flight go with it.
+    one.kill()
+    wait_until(lambda: two.do("run", code="value = not region.gate.is_held_by_other"))
+    assert two.do("run", code="value = region.gate.try_claim()") == 3
+    assert two.do("run", code=count) == [1, 1]
+
+
+@pytest.mark.parametrize("case", ["gate_of_one_process", "counter_of_one_process"])
+def test_gate_and_counter_alone(machine: Machine, case: str) -> None:
+    machine.actor().call(case)
+
+
+def test_what_a_dead_process_had_in_flight_does_not_count(machine: Machine) -> None:
+    """I7."""
+    holder, sibling = machine.actor(), machine.actor()
+    sibling.do("begin_submission")
+    sibling.kill()
+    holder.do("enter", drain_timeout=30)
+    assert holder.do("leave")["verdict"] == "clean"
+
+
+# What is shown
+
+
+def test_status_shows_the_states(machine: Machine) -> None:
+    holder, sibling = machine.actor("--name", "A (1)"), machine.actor("--name", "B")
+    sibling.do("say", phase="compiling")
+    assert machine.tenants()[sibling.pid]["state"] == "compiling"
+    holder.do("enter", label="timing")
+    holder.send("spin", seconds=3)
+    text = machine.krex("status").stdout
+    shown = json.loads(machine.krex("status", "--json").stdout)
+    holder.answer()
+    holder.do("leave_anyhow")
+    states = {it["name"]: (it["state"], it["phase"]) for it in shown["tenants"]}
+    assert states == {"A (1)": ("in_critical_region", "idle"), "B": ("frozen", "compiling")}
+    (device,) = shown["devices"]
+    assert (device["name"], device["phase"], device["holder"]) == ("cpu", "held", "A (1)")
+    assert device["label"] == "timing"
+    for word in ("A (1)", "in_critical_region", "frozen", "held", "timing"):
+        assert word in text

@@ -1,0 +1,673 @@
+"""Cases that an actor runs in its own process: see `Actor.call`. Each asserts plainly."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import json
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import krex
+from krex import region
+
+
+@contextmanager
+def raises(kind: type[BaseException], *words: str) -> Iterator[list[BaseException]]:
+    """The block raises `kind` itself, no subclass, with all the words in its message."""
+    caught: list[BaseException] = []
+    try:
+        yield caught
+    except BaseException as error:
+        caught.append(error)
+    assert [type(it) for it in caught] == [kind], f"{caught} instead of {kind.__name__}"
+    for word in words:
+        assert word in str(caught[0]), f"{word!r} is not in {caught[0]}"
+
+
+def wait_for(predicate: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not predicate():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def phase_of(device: str = "cpu") -> str:
+    devices = {it["name"]: it for it in krex.snapshot()["devices"]}
+    return str(devices[device]["phase"]) if device in devices else "open"
+
+
+def own_tenant() -> dict[str, Any]:
+    (tenant,) = [it for it in krex.snapshot()["tenants"] if it["pid"] == os.getpid()]
+    return dict(tenant)
+
+
+def nothing_is_held() -> None:
+    """The turn among threads, the queue and the gate are free: a region works at once."""
+    with region.critical(timeout=10) as again:
+        pass
+    assert not again.report.joined
+    assert phase_of() == "open"
+
+
+# Using it
+
+
+def nested_in_its_thread() -> None:
+    outer = region.critical()
+    with outer, region.critical() as inner:
+        assert inner.epoch == outer.epoch
+        with outer:
+            assert outer.epoch == inner.epoch
+        assert outer.report.joined
+        assert phase_of() == "held"
+    assert inner.report.joined
+    assert not outer.report.joined
+    assert outer.report.epoch == inner.report.epoch
+    assert phase_of() == "open"
+
+
+def other_threads_queue() -> None:
+    inside: list[int] = []
+    overlapped: list[int] = []
+    epochs: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(20):
+            with region.critical() as timed:
+                inside.append(number)
+                if inside != [number]:
+                    overlapped.append(number)
+                time.sleep(0)
+                inside.remove(number)
+            epochs.append(timed.report.epoch)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert overlapped == []
+    assert sorted(epochs) == epochs
+    assert len(set(epochs)) == 80
+
+
+def a_thread_times_out() -> None:
+    outcome: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with region.critical(timeout=0.05):
+                pass
+        except BaseException as error:
+            outcome.append(error)
+
+    with region.critical():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert [type(it) for it in outcome] == [region.RegionTimeout]
+    assert isinstance(outcome[0], TimeoutError)
+    nothing_is_held()
+
+
+def one_object_in_many_threads() -> None:
+    shared = region.critical()
+    inside: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(10):
+            with shared:
+                inside.append(number)
+                assert inside == [number]
+                inside.remove(number)
+
+    errors: list[Any] = []
+    hook, threading.excepthook = threading.excepthook, errors.append
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    threading.excepthook = hook
+    assert errors == []
+    nothing_is_held()
+
+
+def decorated() -> None:
+    phases: list[str] = []
+
+    @region.critical(label="decorated")
+    def function(number: int, *, word: str = "x") -> str:
+        """Doc."""
+        phases.append(phase_of())
+        return word * number
+
+    reports: list[region.Report] = []
+    region.on_region_exited(reports.append)
+    assert function(2) == "xx"
+    assert function(1, word="y") == "y"
+    region.remove_callback(reports.append)
+    assert phases == ["held", "held"]
+    assert (function.__name__, function.__doc__) == ("function", "Doc.")
+    assert [it.label for it in reports] == ["decorated"] * 2
+    assert reports[0].epoch < reports[1].epoch
+
+    @region.critical()
+    def recursive(depth: int) -> int:
+        return 0 if depth == 0 else recursive(depth - 1) + 1
+
+    assert recursive(5) == 5
+
+    @region.critical()
+    def failing() -> None:
+        raise KeyError("mine")
+
+    with raises(KeyError, "mine"):
+        failing()
+    nothing_is_held()
+
+
+def deferred_bodies_are_refused() -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None:
+        await asyncio.sleep(0)
+
+    async def asynchronous_generator() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (generator, coroutine, asynchronous_generator):
+        with raises(TypeError, "with krex.region.critical()"):
+            region.critical()(function)
+    nothing_is_held()
+
+
+def inside_a_generator() -> None:
+    def generator() -> Iterator[int]:
+        with region.critical():
+            yield 1
+            yield 2
+
+    assert list(generator()) == [1, 2]
+    assert phase_of() == "open"
+    unfinished = generator()
+    next(unfinished)
+    assert phase_of() == "held"
+    del unfinished
+    gc.collect()
+    assert phase_of() == "open"
+    nothing_is_held()
+
+
+def forgotten() -> None:
+    """A region whose object is gone is over."""
+    critical = region.critical()
+    critical.__enter__()
+    assert phase_of() == "held"
+    del critical
+    gc.collect()
+    assert phase_of() == "open"
+    nothing_is_held()
+
+
+def exceptions_pass_through() -> None:
+    timed = region.critical()
+    with raises(ZeroDivisionError), timed:
+        _ = 1 / 0
+    assert timed.report.verdict == "clean"
+    with raises(SystemExit), timed:
+        sys.exit(3)
+    with raises(KeyboardInterrupt), timed:
+        signal.raise_signal(signal.SIGINT)
+    nothing_is_held()
+
+
+def left_without_being_entered() -> None:
+    with raises(region.RegionError, "not entered"):
+        region.critical().__exit__(None, None, None)
+    nothing_is_held()
+
+
+# Callbacks
+
+
+def callbacks() -> None:
+    events: list[tuple[str, Any]] = []
+
+    @region.on_region_entered
+    def entered(critical: region.critical) -> None:
+        events.append(("entered", critical.epoch, phase_of()))  # type: ignore[arg-type]
+
+    @region.on_region_exited
+    def exited(report: region.Report) -> None:
+        events.append(("exited", report.epoch, phase_of()))  # type: ignore[arg-type]
+
+    with region.critical() as timed:
+        pass
+    epoch = timed.report.epoch
+    assert events == [("entered", epoch, "held"), ("exited", epoch, "open")]
+    region.remove_callback(entered)
+    region.remove_callback(exited)
+    with region.critical():
+        pass
+    assert len(events) == 2
+    with raises(ValueError, "not registered"):
+        region.remove_callback(entered)
+
+
+def failing_callbacks() -> None:
+    @region.on_region_entered
+    def entered(critical: region.critical) -> None:
+        raise KeyError("entered")
+
+    ran = []
+    with raises(KeyError, "entered"), region.critical():
+        ran.append(1)
+    assert ran == []
+    assert phase_of() == "open"
+    region.remove_callback(entered)
+
+    @region.on_region_exited
+    def exited(report: region.Report) -> None:
+        raise KeyError("exited")
+
+    timed = region.critical()
+    with raises(KeyError, "exited"), timed:
+        ran.append(2)
+    assert ran == [2]
+    assert timed.report.verdict == "clean"
+    region.remove_callback(exited)
+    nothing_is_held()
+
+
+def callbacks_of_a_callback() -> None:
+    """A callback may register others, and take itself out."""
+    seen: list[str] = []
+
+    def exited(report: region.Report) -> None:
+        seen.append("first")
+        region.remove_callback(exited)
+        region.on_region_exited(later)
+
+    def later(report: region.Report) -> None:
+        seen.append("later")
+
+    region.on_region_exited(exited)
+    with region.critical():
+        pass
+    assert seen == ["first"]
+    with region.critical():
+        pass
+    assert seen == ["first", "later"]
+    region.remove_callback(later)
+
+
+# Reports
+
+
+FIELDS = {
+    "device": str,
+    "epoch": int,
+    "label": str,
+    "joined": bool,
+    "wait_s": float,
+    "drain_s": float,
+    "freeze_s": float,
+    "held_s": float,
+    "restore_s": float,
+    "time_excluded_s": float,
+    "siblings": tuple,
+    "verdict": str,
+    "reasons": tuple,
+    "freezer": str,
+}
+
+
+def report_fields() -> None:
+    with region.critical(label="a label", priority=3) as timed:
+        assert [it["label"] for it in krex.snapshot()["devices"]] == ["a label"]
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end:
+            pass
+    report = timed.report
+    values = report.to_dict()
+    assert set(values) == set(FIELDS)
+    for name, kind in FIELDS.items():
+        value = getattr(report, name)
+        assert type(value) is kind, name
+        if kind is float:
+            assert math.isfinite(value), name
+            assert value >= 0, name
+    assert report.held_s >= 0.02
+    assert (report.device, report.label, report.joined) == ("cpu", "a label", False)
+    assert (report.siblings, report.verdict, report.reasons) == ((), "clean", ())
+    assert report.freezer in ("cgroup2", "sigstop")
+    again = json.loads(json.dumps(values))
+    for name in ("siblings", "reasons"):
+        assert again[name] == []
+    for attribute in ("device", "epoch", "verdict"):
+        assert repr(getattr(report, attribute)) in repr(report) or str(
+            getattr(report, attribute)
+        ) in repr(report)
+    with raises(AttributeError):
+        report.verdict = "clean"  # type: ignore[misc]
+    with region.critical() as unlabelled:
+        pass
+    assert unlabelled.report.label is None
+    assert unlabelled.report.epoch > report.epoch
+
+
+def report_too_early() -> None:
+    timed = region.critical()
+    with raises(region.RegionError, "after the block"):
+        _ = timed.report
+    with raises(region.RegionError):
+        _ = timed.epoch
+    with timed, raises(region.RegionError, "after the block"):
+        _ = timed.report
+    assert timed.report.verdict == "clean"
+    nothing_is_held()
+
+
+# Bad arguments
+
+
+def bad_arguments() -> None:
+    for name, value in itertools.product(
+        ("timeout", "max_hold", "drain_timeout"),
+        (-1.0, 0.0, -0.0, math.nan, math.inf, -math.inf, 1e300),
+    ):
+        with raises(ValueError, name, "positive"), region.critical(**{name: value}):
+            pass
+    for name in ("timeout", "max_hold", "drain_timeout"):
+        with raises(TypeError), region.critical(**{name: "soon"}):
+            pass
+    for priority in (-129, 128, 10**6):
+        with raises(ValueError, "priority", str(priority)), region.critical(priority=priority):
+            pass
+    for device in ("gpu", "", "cpu:", "cpu:a b", "0", "cpu:\n", "gate:x"):
+        with raises(krex.UnknownDevice, "cpu:NAME"), region.critical(device):
+            pass
+        with raises(krex.UnknownDevice, "cpu:NAME"), krex.submission(device):
+            pass
+    for timeout in (-1.0, 0.0, math.nan, math.inf):
+        with raises(ValueError, "timeout", "positive"):
+            krex.submission(timeout=timeout)
+    with raises(ValueError, "idle, compiling or warming_up"):
+        krex.phase("thinking")  # type: ignore[arg-type]
+    for name in ("", "a b", "x" * 100):
+        with raises(ValueError, "name"):
+            krex.SharedMemoryGate(name)
+        with raises(ValueError, "name"):
+            krex.InFlightCounter(name)
+    after = krex.snapshot()
+    assert len(after["tenants"]) == 1
+    nothing_is_held()
+
+
+def another_device_inside() -> None:
+    with region.critical("cpu:one") as outer:
+        with (
+            raises(region.RegionError, "cpu:one", "cpu:two", "leave"),
+            region.critical("cpu:two"),
+        ):
+            pass
+        assert phase_of("cpu:one") == "held"
+        assert phase_of("cpu:two") == "open"
+    assert outer.report.verdict == "clean"
+    nothing_is_held()
+
+
+# Forks
+
+
+def in_a_child(body: Callable[[], object]) -> None:
+    """Run `body` in a forked child; it must succeed there."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def a_fork_never_leaves_its_parents_region() -> None:
+    timed = region.critical()
+    with timed:
+        epoch = timed.epoch
+
+        def ends_by_exit() -> None:
+            timed.__exit__(None, None, None)
+            with raises(region.RegionError):
+                _ = timed.report
+
+        def ends_by_collection() -> None:
+            nonlocal timed
+            del timed
+            gc.collect()
+
+        for body in (ends_by_exit, ends_by_collection, lambda: None):
+            in_a_child(body)
+            assert phase_of() == "held"
+    assert timed.report.epoch == epoch
+    assert timed.report.verdict == "clean"
+    nothing_is_held()
+
+
+def a_fork_joins_its_parents_region() -> None:
+    def joins() -> None:
+        with region.critical() as inner:
+            assert inner.epoch == timed.epoch
+        assert inner.report.joined
+        assert inner.report.epoch == timed.epoch
+        with krex.submission():
+            pass
+
+    with region.critical() as timed:
+        in_a_child(joins)
+        assert phase_of() == "held"
+    assert timed.report.verdict == "clean"
+    assert not timed.report.joined
+    nothing_is_held()
+
+
+def a_fork_outside_of_a_region_is_excluded_by_its_parents() -> None:
+    """A child that enters a region is a tenant of its own from then on."""
+    with region.critical() as before:
+        pass
+
+    def enters() -> None:
+        with region.critical() as own:
+            assert own.epoch > before.report.epoch
+        assert not own.report.joined
+
+    in_a_child(enters)
+    nothing_is_held()
+
+
+def threads_and_forks() -> None:
+    """A child that is forked while another thread holds the turn can use regions."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with region.critical():
+            inside.set()
+            leave.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert inside.wait(30)
+
+    def joins() -> None:
+        with region.critical(timeout=10) as inner:
+            pass
+        assert inner.report.joined
+
+    in_a_child(joins)
+    leave.set()
+    thread.join()
+    nothing_is_held()
+
+
+# Revocation
+
+
+def revoked_past_max_hold() -> None:
+    timed = region.critical(max_hold=0.1)
+    with raises(region.RegionRevoked, "max_hold", "void") as caught, timed:
+        wait_for(lambda: phase_of() == "open")
+    error = caught[0]
+    assert isinstance(error, region.RegionRevoked)
+    assert isinstance(error, region.RegionError)
+    assert error.report is not None
+    assert error.report.verdict == "revoked"
+    assert error.report is timed.report
+    assert "max_hold" in error.report.reasons[0]
+    nothing_is_held()
+
+
+def revoked_with_an_exception_of_its_own() -> None:
+    timed = region.critical(max_hold=0.1)
+    with raises(KeyError, "mine"), timed:
+        wait_for(lambda: phase_of() == "open")
+        raise KeyError("mine")
+    assert timed.report.verdict == "revoked"
+    nothing_is_held()
+
+
+# Gate, counter, submissions, phases
+
+
+def gate_of_one_process() -> None:
+    gate, twin = krex.SharedMemoryGate("mine"), krex.SharedMemoryGate("mine")
+    assert gate.name == "mine"
+    assert gate.epoch == 0
+    first = gate.try_claim()
+    assert first == gate.epoch == twin.epoch == 1
+    assert gate.try_claim() is None
+    assert twin.try_claim() is None
+    assert not gate.is_held_by_other
+    with raises(region.RegionError, "mine"):
+        twin.release()
+    gate.release()
+    with raises(region.RegionError, "mine"):
+        gate.release()
+    assert twin.try_claim() == 2
+    twin.release()
+    other = krex.SharedMemoryGate("other")
+    assert other.epoch == 0
+    assert gate.try_claim() == 3
+    assert other.try_claim() == 1
+    other.release()
+    gate.release()
+
+
+def counter_of_one_process() -> None:
+    gate, counter = krex.SharedMemoryGate("mine"), krex.InFlightCounter("mine")
+    assert (counter.name, counter.count, counter.total) == ("mine", 0, 0)
+    with raises(region.RegionError, "in flight"):
+        counter.leave()
+    counter.enter()
+    counter.enter(timeout=1)
+    assert (counter.count, counter.total) == (2, 2)
+    counter.leave()
+    assert (counter.count, counter.total) == (1, 2)
+    assert gate.try_claim() is not None
+    counter.enter(timeout=5)  # its own gate
+    assert counter.count == 2
+    counter.leave()
+    counter.leave()
+    gate.release()
+    assert (counter.count, counter.total) == (0, 3)
+    for timeout in (-1.0, 0.0, math.nan, math.inf):
+        with raises(ValueError, "timeout"):
+            counter.enter(timeout=timeout)
+
+
+def submissions_in_threads() -> None:
+    def work() -> None:
+        for _ in range(200):
+            with krex.submission():
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    shared = krex.submission()
+    with shared, shared:
+        pass
+    with raises(RuntimeError, "not entered"):
+        shared.__exit__(None, None, None)
+    with region.critical(), krex.submission(), krex.submission("cpu:other"):
+        pass
+    nothing_is_held()
+
+
+def submission_left_by_an_exception() -> None:
+    with raises(KeyError), krex.submission():
+        raise KeyError
+    nothing_is_held()
+
+
+def phases() -> None:
+    krex.phase("compiling")
+    assert own_tenant()["state"] == "compiling"
+    with krex.phase("warming_up") as inner:
+        assert own_tenant()["state"] == "warming_up"
+        assert "warming_up" in repr(inner)
+        with region.critical():
+            assert own_tenant()["state"] == "in_critical_region"
+            assert own_tenant()["phase"] == "warming_up"
+    assert own_tenant()["state"] == "compiling"
+    with raises(KeyError), krex.phase("idle"):
+        raise KeyError
+    assert own_tenant()["state"] == "compiling"
+    krex.phase("idle")
+    assert own_tenant()["state"] == "idle"
+
+
+def no_threads_are_started() -> None:
+    before = set(os.listdir("/proc/self/task"))
+    with region.critical():
+        assert set(os.listdir("/proc/self/task")) == before
+        assert threading.active_count() == 1
+    assert set(os.listdir("/proc/self/task")) == before
+
+
+def interrupted_while_waiting(command: str, device: str) -> None:
+    """Ctrl-C ends the wait for the turn; called while somebody else holds the region."""
+
+    def interrupt() -> None:
+        wait_for(lambda: os.getpid() in waiting())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def waiting() -> list[int]:
+        return [it["pid"] for it in krex.snapshot()["tenants"] if it["waiting"]]
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    waited = region.critical(device) if command == "region" else krex.submission(device)
+    with raises(KeyboardInterrupt), waited:
+        raise AssertionError("it was entered")
+    thread.join()
+    assert not any(it["queue"] for it in krex.snapshot()["devices"])
+    assert waiting() == []
