@@ -65,9 +65,14 @@ fn thread_number() -> u64 {
 /// in the child, whose threads do not include the owner.
 #[derive(Debug, Default)]
 pub struct ThreadLock {
-    /// (forks, thread number), or zero.
+    /// (contended, forks, thread number), or zero.
     owner: AtomicU64,
 }
+
+/// Somebody sleeps, or slept, on the lock: giving it back has to wake.
+const CONTENDED: u64 = 1 << 63;
+const FORKS_SHIFT: u32 = 40;
+const FORKS_MASK: u64 = (1 << (63 - FORKS_SHIFT)) - 1;
 
 impl ThreadLock {
     pub const fn new() -> Self {
@@ -75,11 +80,11 @@ impl ThreadLock {
     }
 
     fn mine() -> u64 {
-        (forks() << 40) | (thread_number() & ((1 << 40) - 1))
+        ((forks() & FORKS_MASK) << FORKS_SHIFT) | (thread_number() & ((1 << FORKS_SHIFT) - 1))
     }
 
     pub fn is_mine(&self) -> bool {
-        self.owner.load(Ordering::Relaxed) == Self::mine()
+        self.owner.load(Ordering::Relaxed) & !CONTENDED == Self::mine()
     }
 
     /// Locks it; `Ok(false)` if the deadline passed first.
@@ -87,17 +92,12 @@ impl ThreadLock {
     /// # Errors
     /// [`Error::Interrupted`].
     pub fn lock(&self, deadline: Deadline, host: &dyn Host) -> Result<bool> {
+        let mut wanted = Self::mine();
         loop {
             let seen = self.owner.load(Ordering::Relaxed);
-            if seen == 0 || seen >> 40 != forks() & ((1 << 24) - 1) {
-                // Acquire: partner of the Release in `unlock`.
-                let swapped = self.owner.compare_exchange(
-                    seen,
-                    Self::mine(),
-                    Ordering::Acquire,
-                    Ordering::Relaxed,
-                );
-                if swapped.is_ok() {
+            let is_parents = (seen >> FORKS_SHIFT) & FORKS_MASK != forks() & FORKS_MASK;
+            if seen == 0 || is_parents {
+                if self.swap(seen, wanted) {
                     return Ok(true);
                 }
                 continue;
@@ -105,11 +105,21 @@ impl ThreadLock {
             if deadline.has_passed() {
                 return Ok(false);
             }
-            let wake = sync::wait(&self.owner, seen, deadline.left(SLICE));
+            if seen & CONTENDED == 0 && !self.swap(seen, seen | CONTENDED) {
+                continue;
+            }
+            // Others may sleep here too, so whoever wakes up keeps the mark.
+            wanted |= CONTENDED;
+            let wake = sync::wait(&self.owner, seen | CONTENDED, deadline.left(SLICE));
             if wake != Wake::Changed && host.interrupted() {
                 return Err(Error::Interrupted);
             }
         }
+    }
+
+    fn swap(&self, from: u64, to: u64) -> bool {
+        // Acquire: partner of the Release in `unlock`.
+        self.owner.compare_exchange(from, to, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
     /// Runs `work` with the lock held; it is given back however `work` ends.
@@ -130,8 +140,9 @@ impl ThreadLock {
 
     pub fn unlock(&self) {
         // Release: partner of the Acquire in `lock`.
-        self.owner.store(0, Ordering::Release);
-        sync::wake_all(&self.owner);
+        if self.owner.swap(0, Ordering::Release) & CONTENDED != 0 {
+            sync::wake_all(&self.owner);
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub fn find_or_add(layout: &Layout, name: &str) -> Result<usize> {
         };
         if seen == hash {
             // Everybody who comes by writes the same text, so it does not matter who is first.
-            if device.name.bytes() != name.as_bytes() {
+            if device.name.is_empty() {
                 device.name.set(name.as_bytes());
             }
             return Ok(index);

@@ -15,13 +15,19 @@ impl<const WORDS: usize> SharedText<WORDS> {
 
     /// Stores `text`, cut to the capacity.
     pub fn set(&self, text: &[u8]) {
-        let mut padded = vec![0_u8; Self::CAPACITY];
-        let length = text.len().min(Self::CAPACITY);
-        padded[..length].copy_from_slice(&text[..length]);
-        for (word, bytes) in self.words.iter().zip(padded.chunks_exact(8)) {
+        let mut chunks = text.chunks(8);
+        for word in &self.words {
+            let mut bytes = [0; 8];
+            let chunk = chunks.next().unwrap_or_default();
+            bytes[..chunk.len()].copy_from_slice(chunk);
             // Relaxed: published by the release of the slot or gate that it belongs to.
-            word.store(u64::from_le_bytes(bytes.try_into().expect("8")), Ordering::Relaxed);
+            word.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
         }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: see `set`.
+        self.words.first().is_none_or(|word| word.load(Ordering::Relaxed) == 0)
     }
 
     /// The bytes up to the first zero.

@@ -16,8 +16,6 @@ use crate::host::{Interpreter, without_interpreter};
 pub struct Region {
     inner: Mutex<Option<region::Region>>,
     #[pyo3(get)]
-    device: String,
-    #[pyo3(get)]
     epoch: u64,
     #[pyo3(get)]
     joined: bool,
@@ -47,7 +45,6 @@ pub fn enter(
     };
     let entered = without_interpreter(py, |host| region::enter(host, &options))?;
     Ok(Region {
-        device: entered.device(),
         epoch: entered.epoch(),
         joined: entered.is_joined(),
         inner: Mutex::new(Some(entered)),
