@@ -671,3 +671,47 @@ def interrupted_while_waiting(command: str, device: str) -> None:
     thread.join()
     assert not any(it["queue"] for it in krex.snapshot()["devices"])
     assert waiting() == []
+
+
+def claims(count: int) -> dict[str, Any]:
+    """Claim and release a gate that others want too."""
+    gate = krex.SharedMemoryGate("contended")
+    epochs: list[int] = []
+    spans: list[tuple[float, float]] = []
+    deadline = time.monotonic() + 50
+    while len(epochs) < count:
+        assert time.monotonic() < deadline
+        epoch = gate.try_claim()
+        if epoch is None:
+            time.sleep(0)
+            continue
+        start = time.monotonic()
+        assert not gate.is_held_by_other
+        spans.append((start, time.monotonic()))
+        epochs.append(epoch)
+        gate.release()
+    return {"epochs": epochs, "spans": spans}
+
+
+def fork_with_a_submission() -> None:
+    """A child leaves nothing of its parent's, and counts its own."""
+    counter = krex.InFlightCounter("mine")
+    counter.enter()
+    submission = krex.submission()
+
+    def body() -> None:
+        submission.__exit__(None, None, None)
+        with raises(region.RegionError, "in flight"):
+            counter.leave()
+        counter.enter()
+        assert counter.count == 2
+        with krex.submission():
+            pass
+        os._exit(0)  # with its own still in flight
+
+    with submission:
+        in_a_child(body)
+    wait_for(lambda: counter.count == 1)
+    counter.leave()
+    assert counter.count == 0
+    nothing_is_held()

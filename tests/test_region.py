@@ -39,8 +39,6 @@ ALONE = [
     "threads_and_forks",
     "revoked_past_max_hold",
     "revoked_with_an_exception_of_its_own",
-    "submissions_in_threads",
-    "submission_left_by_an_exception",
     "phases",
     "no_threads_are_started",
 ]
@@ -82,18 +80,6 @@ def test_siblings_are_frozen_and_thawed(freezing_machine: Machine) -> None:
     assert entry["drained"] == "idle"
     assert report["held_s"] >= 0.1
     wait_until(lambda: not is_frozen(sibling.pid))
-    assert sibling.answer() > 0
-
-
-def test_a_submission_waits_for_the_gate(machine: Machine) -> None:
-    holder, sibling = machine.actor(), machine.actor(bare=True)
-    sibling.do("submit")
-    holder.do("enter")
-    sibling.send("submit")
-    holder.do("spin", seconds=0.1)
-    assert sibling.poll_answer() is None
-    report = holder.do("leave")
-    assert report["siblings"][0]["submissions"] == 0
     assert sibling.answer() > 0
 
 
@@ -286,38 +272,7 @@ entered.append(writer)
     assert sibling.do("leave")["verdict"] == "clean"
 
 
-# Siblings in flight
-
-
-def test_what_is_in_flight_is_waited_for(freezing_machine: Machine) -> None:
-    machine = freezing_machine
-    holder, sibling = machine.actor(), machine.actor()
-    sibling.do("begin_submission")
-    holder.send("enter", drain_timeout=20)
-    wait_until(lambda: machine.device()["phase"] == "closing")
-    assert not is_frozen(sibling.pid)
-    sibling.send("end_submission")  # it may be frozen before it has answered
-    holder.answer()
-    assert is_frozen(sibling.pid)
-    report = holder.do("leave")
-    assert report["verdict"] == "clean", report
-    # Idle, if it ended before its supervisor looked for the first time.
-    assert report["siblings"][0]["drained"] in ("counted", "idle")
-    sibling.answer()
-
-
-def test_what_stays_in_flight_is_named(freezing_machine: Machine) -> None:
-    machine = freezing_machine
-    holder, sibling = machine.actor(), machine.actor("--name", "never ready")
-    sibling.do("begin_submission")
-    holder.do("enter", drain_timeout=0.1)
-    report = holder.do("leave")
-    assert report["verdict"] == "contended"
-    assert report["siblings"][0]["drained"] == "timed out"
-    assert any("never ready" in it and "drain_timeout" in it for it in report["reasons"]), report
-    sibling.do("end_submission")
-    holder.do("enter")
-    assert holder.do("leave")["verdict"] == "clean"
+# Time that is lost
 
 
 def test_time_excluded_is_what_a_sibling_lost(machine: Machine) -> None:
@@ -332,51 +287,6 @@ def test_time_excluded_is_what_a_sibling_lost(machine: Machine) -> None:
     second = sibling.do("leave")["time_excluded_s"]
     assert first >= held >= 0.2
     assert second < first
-
-
-# Two processes at a gate of their own
-
-
-def test_a_gate_between_processes(machine: Machine) -> None:
-    one, two = machine.actor(), machine.actor(bare=True)
-    claim = "gate = krex.SharedMemoryGate('g'); region.gate = gate; value = gate.try_claim()"
-    assert one.do("run", code=claim) == 1
-    assert two.do("run", code=claim) is None
-    assert two.do("run", code="value = region.gate.is_held_by_other") is True
-    assert one.do("run", code="value = region.gate.is_held_by_other") is False
-    assert two.do("run", code="value = region.gate.epoch") == 1
-    with pytest.raises(ActorError):
-        two.do("run", code="region.gate.release()")
-    assert not machine.tenants()[two.pid]["frozen"]
-    with pytest.raises(ActorError) as caught:
-        two.do("run", code="krex.InFlightCounter('g').enter(timeout=0.1)")
-    assert caught.value.kind == "RegionTimeout"
-    two.send("run", code="value = krex.InFlightCounter('g').enter()")
-    assert two.poll_answer(0.1) is None
-    one.do("run", code="region.gate.release()")
-    two.answer()
-    count = "it = krex.InFlightCounter('g'); value = (it.count, it.total)"
-    assert one.do("run", code=count) == [1, 1]
-    assert one.do("run", code="value = region.gate.try_claim()") == 2
-    # The holder dies: its claim and what was in flight go with it.
-    one.kill()
-    wait_until(lambda: two.do("run", code="value = not region.gate.is_held_by_other"))
-    assert two.do("run", code="value = region.gate.try_claim()") == 3
-    assert two.do("run", code=count) == [1, 1]
-
-
-@pytest.mark.parametrize("case", ["gate_of_one_process", "counter_of_one_process"])
-def test_gate_and_counter_alone(machine: Machine, case: str) -> None:
-    machine.actor().call(case)
-
-
-def test_what_a_dead_process_had_in_flight_does_not_count(machine: Machine) -> None:
-    """I7."""
-    holder, sibling = machine.actor(), machine.actor()
-    sibling.do("begin_submission")
-    sibling.kill()
-    holder.do("enter", drain_timeout=30)
-    assert holder.do("leave")["verdict"] == "clean"
 
 
 # What is shown
