@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::{self, Deadline};
@@ -163,6 +163,8 @@ pub struct Client {
     /// The gate word and device (plus one) of the region that `turn`'s owner is in.
     pub region_word: AtomicU64,
     pub region_device: AtomicU64,
+    /// The supervisor could not be started, and that was said.
+    complained: AtomicBool,
     /// Excluded time that was reported already, in nanoseconds.
     pub excluded_reported: AtomicU64,
 }
@@ -227,6 +229,7 @@ impl Client {
             turn: ThreadLock::new(),
             region_word: AtomicU64::new(0),
             region_device: AtomicU64::new(0),
+            complained: AtomicBool::new(false),
             excluded_reported: AtomicU64::new(0),
         })
     }
@@ -387,7 +390,7 @@ impl Client {
         let gate = self.gate(device);
         let started = clock::now();
         let _waiting = Waiting::start(self.tenant());
-        let mut watch = Watch::new();
+        let mut watch = Watch::default();
         loop {
             if refused.was_last {
                 // A drain may have seen the short-lived count.
@@ -442,16 +445,26 @@ impl Client {
         }
     }
 
+    /// Whether a fork lies between the process that attached and this one.
+    pub fn is_inherited(&self) -> bool {
+        self.forks != forks()
+    }
+
     /// Starts this process's supervisor again if both halves of it were killed.
     pub fn revive_supervisor(&self, host: &dyn Host) {
-        if self.segment.is_supervisor_alive(self.supervisor) || hooks::sabotaged("revive") {
+        let is_served = self.segment.is_supervisor_alive(self.supervisor);
+        // It also is not if the segment was removed: everybody opens a new one then.
+        if is_served || self.segment.is_retired() || hooks::sabotaged("revive") {
             return;
         }
         let revived = host
             .program()
             .and_then(|program| supervision::ensure(&self.segment, &self.identity, &program));
-        if let Err(error) = revived {
-            log::error!("{error}");
+        match revived {
+            Ok(_) => self.complained.store(false, Ordering::Relaxed),
+            // Said once, though it is tried again and again.
+            Err(error) if !self.complained.swap(true, Ordering::Relaxed) => log::error!("{error}"),
+            Err(_) => {}
         }
     }
 }
@@ -540,25 +553,17 @@ impl Drop for Waiting<'_> {
 
 /// Looks once a second, during a long wait, whether the supervisor is still there: with both of
 /// its halves killed nobody would thaw or revoke anything.
+#[derive(Default)]
 pub struct Watch {
-    next: Deadline,
-}
-
-impl Default for Watch {
-    fn default() -> Self {
-        Self::new()
-    }
+    next: Option<Deadline>,
 }
 
 impl Watch {
-    pub fn new() -> Self {
-        Self { next: Deadline::after(Duration::from_secs(1)) }
-    }
-
+    /// Whether a second has passed since the first or the last look.
     pub fn is_due(&mut self) -> bool {
-        let due = self.next.has_passed();
-        if due {
-            self.next = Deadline::after(Duration::from_secs(1));
+        let due = self.next.is_some_and(Deadline::has_passed);
+        if due || self.next.is_none() {
+            self.next = Some(Deadline::after(Duration::from_secs(1)));
         }
         due
     }

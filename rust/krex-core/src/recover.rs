@@ -171,6 +171,10 @@ pub fn purge(directory: &Path) -> Result<Vec<String>> {
         match fs::remove_file(&path) {
             Ok(()) => done.push(format!("removed {}", path.display())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                let remedy = format!("Remove it: `rm -r {}`", path.display());
+                return Err(Error::segment(&path, "is a directory", remedy));
+            }
             Err(error) => return Err(Error::system(path.display().to_string(), error)),
         }
     }

@@ -260,8 +260,11 @@ fn claim(
     let entries = || segment.live_tenants.iter().map(|slot| &segment.tenants[slot].queue);
     let mut queued: Option<(Queued<'_>, Key)> = None;
     let mut open_since: Option<(GateWord, u64)> = None;
-    let mut watch = Watch::new();
+    let mut watch = Watch::default();
     loop {
+        if segment.is_retired() {
+            return Err(purged(client));
+        }
         let seen = gate.load();
         let mut pause = SLICE;
         // A place in the queue is needed as soon as anybody else is there.
@@ -274,17 +277,25 @@ fn claim(
             continue;
         }
         if seen.is_open() || hooks::sabotaged("exclusive") {
-            let since = open_since.filter(|(word, _)| *word == seen).map(|(_, since)| since);
-            let since = since.unwrap_or_else(clock::now);
-            open_since = Some((seen, since));
             let ahead = queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
             let patience = clock::nanoseconds(queue::TURN).saturating_mul(ahead.into());
-            let waited = clock::now().saturating_sub(since);
+            let waited = match ahead {
+                0 => 0,
+                _ => {
+                    let since = open_since.filter(|(word, _)| *word == seen).map(|it| it.1);
+                    let since = since.unwrap_or_else(clock::now);
+                    open_since = Some((seen, since));
+                    clock::now().saturating_sub(since)
+                }
+            };
             if waited >= patience {
                 let Some(word) = gate.try_grant(slot) else {
                     continue;
                 };
                 let tenure = Tenure { client, device, word, supervisors: Vec::new(), kept: false };
+                if segment.is_retired() {
+                    return Err(purged(client));
+                }
                 match conflict(client, device) {
                     None => return Ok(tenure),
                     Some(other) => {
@@ -303,9 +314,6 @@ fn claim(
                 }
             }
             pause = Duration::from_nanos(patience - waited).min(SLICE);
-        }
-        if segment.is_retired() {
-            return Err(purged(client));
         }
         if deadline.has_passed() {
             return Err(client.timed_out(device, started));
@@ -469,7 +477,8 @@ fn await_stage(
         if missing.is_empty() {
             return Ok(true);
         }
-        if client.gate(device).load().tenure() != tenure || client.gate(device).load().is_open() {
+        let word = client.gate(device).load();
+        if word.tenure() != tenure || word.is_open() || segment.is_retired() {
             return Err(revoked_error(client, device, tenure));
         }
         if deadline.has_passed() {
@@ -547,7 +556,7 @@ impl Region {
 
     /// Whether a fork separates this process from the one that entered: its region is not ours.
     pub fn is_inherited(&self) -> bool {
-        Client::attached().is_none_or(|client| !std::ptr::eq(client, self.client))
+        self.client.is_inherited()
     }
 
     /// Step 8: leaves the region. The report comes in every case; it says so if the region was

@@ -111,7 +111,7 @@ impl Segment {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
-                let remedy = format!("Remove it: `krex recover --purge` or `rm {path:?}`");
+                let remedy = format!("Remove it: `rm -r {}`", path.display());
                 return Err(Error::segment(&path, format!("cannot be opened ({error})"), remedy));
             }
         };

@@ -149,7 +149,7 @@ fn wait_for_admission(
         return;
     };
     let _waiting = Waiting::start(tenant);
-    let mut next_look = Watch::new();
+    let mut next_look = Watch::default();
     for index in device::in_use(segment).filter(|index| tenant.shares(*index)) {
         let gate = segment.devices[index].gate();
         let first = gate.load();
