@@ -1,0 +1,319 @@
+"""What is measured: one function per table."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import krex
+from krex import region
+from results import Part, Row, percentile, spread
+from stage import KREX, Pulse, Stage, wait_until
+
+ROOT = Path(__file__).resolve().parent.parent
+FREEZERS = ("cgroup2", "sigstop")
+HOGS = 32
+SIBLING_THREADS = 20
+
+
+def gate(quick: bool) -> Part:
+    """An open gate, through the real code: the Rust program open_gate.rs."""
+    part = Part("gate", "Passing an open gate: CPU time per pass, enter and leave")
+    command = [os.environ.get("CARGO", "cargo"), "bench", "--quiet", "--locked"]
+    command += ["-p", "krex-core", "--bench", "open_gate", "--"]
+    rounds = 5 if quick else 21
+    output = subprocess.run(
+        [*command, "--rounds", str(rounds)],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    names = {
+        "floor": "two atomic additions (the floor)",
+        "pass": "pass",
+        "look_and_pass": "pass, with a look first",
+        "flock": "flock pair, shared",
+    }
+    for line in output.splitlines():
+        found = json.loads(line)
+        threads = found["threads"]
+        counters = "one counter" if found["shared"] else "a counter each"
+        where = "1 thread" if threads == 1 else f"{threads} threads, {counters}"
+        part.rows.append(
+            Row(
+                f"{where}: {names[found['kind']]}",
+                "ns",
+                {"median": found["ns"], "/ floor": found["ratio"]},
+                rounds,
+            )
+        )
+    part.notes.append("aim: 1.2 x the floor. `/ floor` is the median of the rounds' own ratios.")
+    return part
+
+
+def alone(quick: bool) -> Part:
+    """Python's side, with nobody else on the device."""
+    part = Part("alone", "From Python, nobody else there: one `with` statement")
+    repeats = 5_000 if quick else 50_000
+
+    def row(what: str, make: Callable[[], AbstractContextManager[Any]], aim: float | None) -> Row:
+        clock = time.perf_counter_ns
+        times = []
+        for _ in range(repeats):
+            start = clock()
+            with make():
+                pass
+            times.append(clock() - start)
+        return Row(what, "us", spread(times, 1e-3), repeats, aim)
+
+    with Stage() as stage, _environment(stage), tempfile.TemporaryDirectory() as directory:
+        critical = region.critical()
+        submission = krex.submission()
+        lock = multiprocessing.Lock()
+        with open(os.path.join(directory, "lock"), "w") as file:
+            part.rows = [
+                row("nothing (the measurement itself)", nullcontext, None),
+                row("critical()", region.critical, 2.0),
+                row("critical(), the same object again", lambda: critical, None),
+                row("krex.submission()", krex.submission, None),
+                row("krex.submission(), the same object again", lambda: submission, None),
+                row("multiprocessing.Lock", lambda: lock, None),
+                row("flock, exclusive", lambda: _Flock(file.fileno()), None),
+            ]
+        if importlib.util.find_spec("filelock") is None:
+            part.notes.append("filelock is not installed, so it is not shown")
+        else:
+            filelock = importlib.import_module("filelock")
+            path = os.path.join(directory, "filelock")
+            part.rows.append(row("filelock.FileLock", lambda: filelock.FileLock(path), None))
+    return part
+
+
+class _Flock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+@contextmanager
+def _environment(stage: Stage) -> Iterator[None]:
+    """This process itself uses the stage's runtime directory."""
+    before = dict(os.environ)
+    os.environ.update(stage.environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def entry(quick: bool) -> Part:
+    """Entering and leaving beside siblings."""
+    part = Part("entry", f"Entry and exit beside siblings of {SIBLING_THREADS} threads each")
+    repeats = 40 if quick else 200
+    for freezer in FREEZERS:
+        for busy in (0, 1):
+            for count in (1, 3, 7, 15):
+                aim = 0.5 if busy == 0 and count == 7 and freezer == "cgroup2" else None
+                part.rows += _entry_rows(freezer, count, busy, repeats, aim)
+    part.rows += _entry_rows("cgroup2", 7, SIBLING_THREADS - 1, repeats, None)
+    part.notes += _entry_notes()
+    return part
+
+
+def _entry_rows(
+    freezer: str, count: int, busy: int, repeats: int, aim: float | None, hogs: int = 0
+) -> list[Row]:
+    with Stage(freezer) as stage:
+        stage.siblings(count, SIBLING_THREADS, busy)
+        holder = stage.holder()
+        stage.hogs(hogs)
+        holder.measure(3, 0.002, 0.02)
+        results = holder.measure(repeats, 0.002, 0.02)
+    doing = "idle" if busy == 0 else f"{busy} of {SIBLING_THREADS} threads busy"
+    name = f"{freezer}, {count:>2} {doing}"
+    clean = sum(it["verdict"] == "clean" for it in results)
+    note = "" if clean == len(results) else f"({clean} of {len(results)} clean)"
+    return [
+        Row(
+            f"{name}: {what}",
+            "ms",
+            spread([it[key] for it in results], 1e3),
+            len(results),
+            aim if key == "entry" else None,
+            note if key == "entry" else "",
+        )
+        for key, what in (
+            ("entry", "entry"),
+            ("freeze", "  of it, drain and freeze"),
+            ("exit", "exit"),
+            ("thaw", "until all are thawed"),
+        )
+    ]
+
+
+def _entry_notes() -> list[str]:
+    return [
+        "entry, exit: the holder's own time in `__enter__` and `__exit__`",
+        "until all are thawed: from the beginning of the exit, seen from the holder by polling",
+    ]
+
+
+def recovery(quick: bool) -> Part:
+    """SIGKILL, until frozen siblings run again."""
+    part = Part("recovery", "From SIGKILL until the last of 3 frozen siblings runs again")
+    for freezer in FREEZERS:
+        part.rows += _recovery_rows(freezer, 20 if quick else 100, 5 if quick else 30)
+    part.notes += _recovery_notes()
+    return part
+
+
+def _recovery_rows(freezer: str, holders: int, supervisors: int, hogs: int = 0) -> list[Row]:
+    aims = {"holder": 50.0}
+    rows = []
+    with Stage(freezer) as stage:
+        pulses = stage.siblings(3, SIBLING_THREADS, pulses=True)
+        stage.hogs(hogs)
+        for victim, repeats in (
+            ("holder", holders),
+            ("worker", supervisors),
+            ("keeper", supervisors),
+        ):
+            times = [_recover(stage, pulses, victim) for _ in range(repeats)]
+            rows.append(
+                Row(
+                    f"{freezer}: SIGKILL of the {victim}",
+                    "ms",
+                    spread(times, 1e-6),
+                    len(times),
+                    aims.get(victim),
+                )
+            )
+    return rows
+
+
+def _recovery_notes() -> list[str]:
+    return [
+        "worker, keeper: the halves of the supervisor; the holder goes on, and siblings that ran "
+        "for a moment are frozen again",
+        "by the siblings' own clocks: each notes when it ran, every 0.2 ms",
+    ]
+
+
+def _recover(stage: Stage, pulses: list[Pulse], victim: str) -> int:
+    """Nanoseconds from the kill until the last sibling ran."""
+    holder = stage.fork_holder()
+    time.sleep(0.01)
+    pair = stage.supervisor()
+    moment = time.monotonic_ns()
+    if victim == "holder":
+        stage.kill(holder)
+    else:
+        os.kill(pair["worker_pid" if victim == "worker" else "pid"], signal.SIGKILL)
+    wait_until(lambda: all(it.pause_around(moment) for it in pulses), "the siblings run again")
+    pauses = [it.pause_around(moment) for it in pulses]
+    if victim != "holder":
+
+        def is_replaced() -> bool:
+            now = stage.supervisor()
+            return any(now[half] != pair[half] for half in ("pid", "worker_pid"))
+
+        wait_until(is_replaced, "the other half takes over")
+        # A worker that ends within a second of its start counts as one that keeps failing.
+        time.sleep(1.1)
+        stage.kill(holder)
+    resumed = time.monotonic_ns()
+    wait_until(lambda: all(it.last_beat() > resumed for it in pulses), "the siblings run")
+    return max(pause[1] for pause in pauses if pause) - moment
+
+
+def busy(quick: bool) -> Part:
+    """The same beside processes that krex knows nothing of."""
+    part = Part("busy", f"The same beside {HOGS} busy processes that are not krex's")
+    for freezer in FREEZERS:
+        part.rows += _entry_rows(freezer, 7, 0, 20 if quick else 100, None, HOGS)
+    for freezer in FREEZERS:
+        part.rows += _recovery_rows(freezer, 5 if quick else 30, 3 if quick else 10, HOGS)
+    part.notes += _entry_notes() + _recovery_notes()
+    return part
+
+
+def scale(quick: bool) -> Part:
+    """Many tenants; the supervisor's memory; what `krex run` adds to a command."""
+    part = Part("scale", "Many tenants, memory, and the launcher")
+    for count, aim in ((7, 0.34), (200, 5.8)):
+        with Stage("cgroup2") as stage:
+            for _ in range(count):
+                stage.start([KREX, "run", "--", "sleep", "1000"])
+            wait_until(
+                lambda stage=stage, count=count: len(stage.status()["tenants"]) >= count,  # type: ignore[misc]
+                "the tenants are there",
+            )
+            time.sleep(0.5)  # until every one of them has become `sleep`
+            results = stage.holder().measure(20 if quick else 100, 0.002, 0.05)
+            freezes = [it["freeze"] for it in results]
+            what = f"the last of {count} tenants of one thread frozen"
+            part.rows.append(Row(what, "ms", spread(freezes, 1e3), len(freezes), aim))
+            what = f"supervisor with {count + 1} tenants, both halves (PSS)"
+            part.rows.append(Row(what, "MB", {"median": _pss(stage.supervisor())}, 1, 3.0))
+    for freezer in FREEZERS:
+        with Stage(freezer) as stage:
+            stage.siblings(1, 1)  # keeps the supervisor up
+            part.rows.append(_launch_row(stage, freezer, 50 if quick else 300))
+    return part
+
+
+def _pss(pair: dict[str, Any]) -> float:
+    """Megabytes of both halves of a supervisor; what is shared with others counts in part."""
+    total = 0
+    for pid in (pair["pid"], pair["worker_pid"]):
+        table = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        found = re.search(r"^Pss:\s+(\d+) kB", table, re.MULTILINE)
+        total += int(found[1]) if found else 0
+    return total * 1024 / 1e6
+
+
+def _launch_row(stage: Stage, freezer: str, repeats: int) -> Row:
+    def run(command: list[str]) -> float:
+        start = time.perf_counter()
+        subprocess.run(command, env=stage.environment, check=True)
+        return time.perf_counter() - start
+
+    plain, launched = [], []
+    for _ in range(repeats):  # in turns
+        plain.append(run(["true"]))
+        launched.append(run([KREX, "run", "--", "true"]))
+    values = {
+        "median": 1e3 * (percentile(launched, 0.5) - percentile(plain, 0.5)),
+        "plain": 1e3 * percentile(plain, 0.5),
+        "krex run": 1e3 * percentile(launched, 0.5),
+    }
+    return Row(f"added by `krex run` to `true`, {freezer}", "ms", values, repeats)
+
+
+PARTS: dict[str, Callable[[bool], Part]] = {
+    "gate": gate,
+    "alone": alone,
+    "entry": entry,
+    "recovery": recovery,
+    "busy": busy,
+    "scale": scale,
+}
