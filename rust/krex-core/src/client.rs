@@ -299,6 +299,7 @@ impl Client {
             let (_, tenant) = register(&self.segment, &self.identity, host, parent)?;
             let packed = Reference::pack(Some(tenant));
             self.tenant.store(packed, Ordering::Release);
+            self.excluded_reported.store(0, Ordering::Release);
             for submitter in &self.submitters {
                 if let Some(slot) = submitter.load(Ordering::Acquire).checked_sub(1) {
                     let submitter = &self.segment.submitters[slot as usize];

@@ -76,6 +76,11 @@ pub fn in_use(layout: &Layout) -> impl Iterator<Item = usize> + '_ {
     (0..DEVICES).take_while(|index| layout.devices[*index].hash.load(Ordering::Acquire) != 0)
 }
 
+/// Those of them that regions are about: all but the gates of `SharedMemoryGate`.
+pub fn with_regions(layout: &Layout) -> impl Iterator<Item = usize> + '_ {
+    in_use(layout).filter(|index| !layout.devices[*index].name.starts_with(GATE_PREFIX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

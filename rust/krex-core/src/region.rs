@@ -353,7 +353,7 @@ fn conflict(client: &Client, device: usize) -> Option<usize> {
     let segment = &client.segment;
     let own = client.reference().slot;
     let mut patience = 1000;
-    for other in device::in_use(segment).filter(|other| *other != device) {
+    for other in device::with_regions(segment).filter(|other| *other != device) {
         loop {
             let word = client.gate(other).load();
             let holder = word.holder();
@@ -578,7 +578,8 @@ impl Region {
                 Err(_) => revoked = true,
             }
         }
-        let mut report = self.report(ended_at, revoked, verified);
+        let present = siblings::list(&self.client.segment, self.device, self.word.holder());
+        let mut report = self.report(ended_at, revoked, verified, &present);
         hooks::fault("reported");
         if !self.joined {
             if !hooks::sabotaged("open_gate") && gate.open(word).is_err() && !revoked {
@@ -586,7 +587,8 @@ impl Region {
                 report.reasons.push(self.revocation().to_string());
             }
             hooks::fault("opened");
-            for supervisor in siblings::supervisors(&self.siblings) {
+            // Those that came meanwhile are frozen, too.
+            for supervisor in siblings::supervisors(self.siblings.iter().chain(&present)) {
                 supervision::ring(&self.client.segment, supervisor);
             }
             if !self.siblings.is_empty() {
@@ -637,7 +639,7 @@ impl Region {
         revoked_error(self.client, self.device, self.word.tenure())
     }
 
-    fn report(&self, ended_at: u64, revoked: bool, verified: bool) -> Report {
+    fn report(&self, ended_at: u64, revoked: bool, verified: bool, present: &[Sibling]) -> Report {
         let segment = &self.client.segment;
         let tenure = self.word.tenure();
         // While the region runs nobody looks twice, so a joined one cannot be verified yet.
@@ -649,7 +651,7 @@ impl Region {
             .collect();
         let mut problems: Vec<Problem> =
             outcomes.iter().flat_map(|it| it.problems.clone()).collect();
-        problems.extend(self.newcomers());
+        problems.extend(self.newcomers(present));
         if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
             let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
             problems.insert(
@@ -701,8 +703,8 @@ impl Region {
 
     /// Tenants that came while the region ran. `krex run` holds its command back until the
     /// region is over; a process that attaches itself ran before, and nobody knew of it.
-    fn newcomers(&self) -> Vec<Problem> {
-        siblings::list(&self.client.segment, self.device, self.word.holder())
+    fn newcomers(&self, present: &[Sibling]) -> Vec<Problem> {
+        present
             .iter()
             .filter(|new| !self.siblings.iter().any(|old| old.reference == new.reference))
             .filter(|new| new.attached && !new.split)

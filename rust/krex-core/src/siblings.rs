@@ -68,8 +68,8 @@ pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
 }
 
 /// The distinct supervisors of `siblings`.
-pub fn supervisors(siblings: &[Sibling]) -> Vec<usize> {
-    let mut slots: Vec<usize> = siblings.iter().map(|it| it.supervisor).collect();
+pub fn supervisors<'a>(siblings: impl IntoIterator<Item = &'a Sibling>) -> Vec<usize> {
+    let mut slots: Vec<usize> = siblings.into_iter().map(|it| it.supervisor).collect();
     slots.sort_unstable();
     slots.dedup();
     slots

@@ -30,6 +30,14 @@ impl<const WORDS: usize> SharedText<WORDS> {
         self.words.first().is_none_or(|word| word.load(Ordering::Relaxed) == 0)
     }
 
+    /// Whether it begins with `prefix`, of up to 8 bytes.
+    pub fn starts_with(&self, prefix: &str) -> bool {
+        debug_assert!(prefix.len() <= 8, "only the first word is looked at");
+        // Relaxed: see `set`.
+        let first = self.words.first().map_or(0, |word| word.load(Ordering::Relaxed));
+        first.to_le_bytes().starts_with(prefix.as_bytes())
+    }
+
     /// The bytes up to the first zero.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::CAPACITY);

@@ -70,8 +70,8 @@ pub struct Worker<'a> {
     /// Per device: the gate's word as last seen, and since when it is that.
     seen: [(GateWord, u64); DEVICES],
     watched: [Option<Watched>; DEVICES],
-    /// Per device: the tenure whose holder is in another PID namespace, and its process id here.
-    foreign_holders: BTreeMap<usize, (GateWord, Option<i32>)>,
+    /// Per owner of a slot in another PID namespace that held a region: its process id here.
+    foreign_holders: BTreeMap<u64, Option<i32>>,
     housekeeping_at: u64,
     /// Per supervisor slot: since when nobody serves it though it has tenants.
     deserted_since: [u64; SUPERVISORS],
@@ -193,7 +193,7 @@ impl<'a> Worker<'a> {
             if self.seen[index].0 != word {
                 self.seen[index] = (word, now);
             }
-            self.find_foreign_holder(index, word);
+            self.find_foreign_holder(word);
             self.judge_holder(index, word, &mut processes);
         }
         let slots: Vec<usize> = self.charges.keys().copied().collect();
@@ -389,7 +389,7 @@ impl<'a> Worker<'a> {
         let tenant = &self.segment.tenants[slot];
         let mut extent = Extent::Whole;
         let mut causes = Vec::new();
-        for index in device::in_use(self.segment) {
+        for index in device::with_regions(self.segment) {
             let word = self.seen[index].0;
             if word.is_open() {
                 continue;
@@ -413,7 +413,7 @@ impl<'a> Worker<'a> {
             {
                 continue;
             }
-            if let Some(holder) = self.holder_below(slot, index, word)
+            if let Some(holder) = self.holder_below(slot, word)
                 && !hooks::sabotaged("spare_ancestors")
             {
                 extent = Extent::Around { holder };
@@ -425,34 +425,35 @@ impl<'a> Worker<'a> {
 
     /// The holder's process id as this namespace numbers it, if its ancestors are in the tenant
     /// in `slot`.
-    fn holder_below(&self, slot: usize, index: usize, word: GateWord) -> Option<i32> {
+    fn holder_below(&self, slot: usize, word: GateWord) -> Option<i32> {
         let holder = self.segment.tenants[word.holder()].owner();
         if holder.supervisor() == self.slot {
             let descends = tenant::descends_from(self.segment, word.holder(), slot);
             return descends.then_some(holder.pid());
         }
-        let (seen, pid) = self.foreign_holders.get(&index)?;
-        let pid = (*seen == word.with_phase(Phase::Open)).then_some(*pid)??;
+        let pid = (*self.foreign_holders.get(&holder.0)?)?;
         let root = self.charges.get(&slot)?.owner.pid();
         process::ancestors(pid).any(|it| it.pid == root).then_some(pid)
     }
 
-    /// Looks for a holder of another PID namespace, which may lie below one of our tenants.
-    fn find_foreign_holder(&mut self, index: usize, word: GateWord) {
-        let key = word.with_phase(Phase::Open);
-        let holder = self.segment.tenants.get(word.holder()).map(|it| it.owner());
-        let Some(holder) = holder.filter(|it| !word.is_open() && it.supervisor() != self.slot)
-        else {
+    /// Looks for a holder of another PID namespace, which may lie below one of our tenants. Once
+    /// for each: it means to go through all processes.
+    fn find_foreign_holder(&mut self, word: GateWord) {
+        let Some(holder) = self.segment.tenants.get(word.holder()).map(|it| it.owner()) else {
             return;
         };
-        if self.charges.is_empty() || self.foreign_holders.get(&index).is_some_and(|it| it.0 == key)
-        {
+        let concerned = !word.is_open() && !self.charges.is_empty();
+        if !concerned || holder.supervisor() == self.slot {
             return;
         }
-        let supervisor = self.segment.supervisors.get(holder.supervisor());
-        let supervisor_key = supervisor.map_or(0, |it| it.key.load(Ordering::Acquire));
-        let pid = process::find_foreign(supervisor_key, holder.pid());
-        self.foreign_holders.insert(index, (key, pid));
+        if self.foreign_holders.len() >= TENANTS {
+            self.foreign_holders.clear();
+        }
+        self.foreign_holders.entry(holder.with_state(SlotState::Live).0).or_insert_with(|| {
+            let supervisor = self.segment.supervisors.get(holder.supervisor());
+            let key = supervisor.map_or(0, |it| it.key.load(Ordering::Acquire));
+            process::find_foreign(key, holder.pid())
+        });
     }
 
     /// Takes a tenant the next step towards what should be.
@@ -589,35 +590,49 @@ impl<'a> Worker<'a> {
         sync::wake_all(&section.acknowledged);
     }
 
-    /// Ends tenants whose time limit is over.
+    /// Ends tenants whose time limit is over, with all that were split off from them.
     fn enforce_limits(&mut self, processes: &mut ProcessTable) {
         let now = clock::now();
-        let mut next = u64::MAX;
-        for charge in self.charges.values_mut() {
-            let tenant = charge.tenant();
-            let limit = tenant.time_limit.load(Ordering::Acquire);
-            if limit == 0 {
-                continue;
-            }
-            if let Some(terminated_at) = charge.terminated_at {
-                if now >= terminated_at + GRACE {
-                    charge.end(true, processes);
-                } else {
-                    next = next.min(terminated_at + GRACE);
+        let limited = |charge: &Charge<'_>| charge.tenant().time_limit.load(Ordering::Acquire) != 0;
+        let slots: Vec<usize> =
+            self.charges.iter().filter(|(_, it)| limited(it)).map(|(slot, _)| *slot).collect();
+        for slot in slots {
+            let segment = self.segment;
+            let family: Vec<usize> = self
+                .charges
+                .keys()
+                .copied()
+                .filter(|it| *it == slot || tenant::descends_from(segment, *it, slot))
+                .collect();
+            let killing = match self.charges[&slot].terminated_at {
+                Some(terminated_at) if now >= terminated_at + GRACE => true,
+                Some(terminated_at) => {
+                    self.wake_at(terminated_at + GRACE);
+                    continue;
                 }
-                continue;
-            }
-            let since = tenant.registered_at.load(Ordering::Acquire);
-            let used = now.saturating_sub(since).saturating_sub(tenant.time_excluded(now));
-            if used >= limit {
-                charge.terminated_at = Some(now);
-                charge.end(false, processes);
-                next = next.min(now + GRACE);
-            } else {
-                next = next.min(now + (limit - used));
+                None => {
+                    let tenant = &segment.tenants[slot];
+                    // What one of them was kept from, the command as a whole was.
+                    let excluded = family.iter().map(|it| segment.tenants[*it].time_excluded(now));
+                    let since = tenant.registered_at.load(Ordering::Acquire);
+                    let used =
+                        now.saturating_sub(since).saturating_sub(excluded.max().unwrap_or(0));
+                    let limit = tenant.time_limit.load(Ordering::Acquire);
+                    if used < limit {
+                        self.wake_at(now + (limit - used));
+                        continue;
+                    }
+                    self.wake_at(now + GRACE);
+                    false
+                }
+            };
+            for member in family {
+                if let Some(charge) = self.charges.get_mut(&member) {
+                    charge.terminated_at.get_or_insert(now);
+                    charge.end(killing, processes);
+                }
             }
         }
-        self.wake_at(next);
     }
 
     /// What no ring announces.
