@@ -31,6 +31,7 @@ PAUSE = 0.016
 burning: list[region.critical] = []
 # The longest time without any burning, since the last `hold`.
 longest_gap = 0.0
+last_burnt = 0.0
 
 
 def action(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +51,7 @@ def enter(**options: Any) -> int:
 @action
 def hold(**options: Any) -> dict[str, Any]:
     """Enter a region, and use some CPU time until it is left, unless another process does."""
-    global longest_gap
+    global last_burnt, longest_gap
     critical = region.critical(**options)
     critical.__enter__()
     entered.append(critical)
@@ -58,6 +59,7 @@ def hold(**options: Any) -> dict[str, Any]:
     if not joined and len(entered) == 1:
         burning.append(critical)
         longest_gap = 0.0
+        last_burnt = time.monotonic()
     return {"epoch": critical.epoch, "joined": joined}
 
 
@@ -179,28 +181,27 @@ def serve_at(path: str) -> None:
 
 def read_words(source: int) -> Iterator[bytes]:
     """The lines that come from a descriptor; burns between them, while a region is held."""
-    global longest_gap
     buffer = b""
-    last = time.monotonic()
     while True:
         while b"\n" not in buffer:
             if burning:
-                now = time.monotonic()
-                longest_gap = max(longest_gap, now - last)
-                last = now + BURN
-                while time.monotonic() < last:
-                    pass
+                burn()
                 if not select.select([source], [], [], PAUSE)[0]:
                     continue
             chunk = os.read(source, 65536)
-            last = max(last, time.monotonic()) if not burning else last
             if not chunk:
                 return
             buffer += chunk
         line, _, buffer = buffer.partition(b"\n")
         yield line
-        if not burning:
-            last = time.monotonic()
+
+
+def burn() -> None:
+    global last_burnt, longest_gap
+    now = time.monotonic()
+    longest_gap = max(longest_gap, now - last_burnt)
+    while last_burnt < now + BURN:
+        last_burnt = time.monotonic()
 
 
 def answer(sink: int, outcome: dict[str, Any]) -> None:
@@ -222,6 +223,7 @@ def serve(source: int, sink: int) -> None:
             if report is not None:
                 outcome["report"] = report.to_dict()
         outcome["at"] = [started, time.monotonic()]
+        outcome["gap"] = longest_gap
         answer(sink, outcome)
 
 
