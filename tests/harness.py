@@ -79,7 +79,7 @@ def is_frozen(pid: int) -> bool:
         return False
     try:
         events = (cgroup_mount() / path.lstrip("/") / "cgroup.events").read_text()
-    except FileNotFoundError:
+    except OSError:  # the group was removed, before or after it was opened
         return False
     return "frozen 1" in events
 
@@ -238,11 +238,25 @@ class Machine:
                         found.append(int(entry.name))
         return sorted(found)
 
+    def signal_supervisor(self, number: int) -> None:
+        """Signal both halves of the pair, the worker first."""
+        for pid in reversed(self.supervisor_processes()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def stop_supervisor(self) -> None:
+        """SIGSTOP both halves of the pair, in such a way that neither replaces the other."""
+        # The keeper first: it kills a worker that was stopped; a worker looks once a second.
+        pids = self.supervisor_processes()
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: all(process_state(pid) == "T" for pid in pids), "the pair is stopped")
+
     def kill_supervisor(self) -> None:
         """SIGKILL both halves of the pair, in such a way that neither takes over."""
         while pids := self.supervisor_processes():
             for number in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in pids:
+                for pid in pids:  # The keeper first: it starts other workers.
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, number)
 
