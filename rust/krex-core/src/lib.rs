@@ -14,6 +14,8 @@ pub mod word;
 #[cfg(not(loom))]
 pub mod cgroup;
 #[cfg(not(loom))]
+mod claim;
+#[cfg(not(loom))]
 pub mod client;
 #[cfg(not(loom))]
 pub mod clock;
@@ -31,6 +33,8 @@ pub mod process;
 pub mod recover;
 #[cfg(not(loom))]
 pub mod region;
+#[cfg(not(loom))]
+pub mod report;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]

@@ -1,22 +1,21 @@
 //! The region: the eight steps, as the holder takes them.
 //!
-//! 1 claim ([`claim`]), 2 close the gate, 3 turn back and 4 drain and 5 freeze (the supervisors do
-//! these; [`close`] waits for them), 6 isolate (not yet), 7 run, 8 leave ([`Region::leave`]).
+//! 1 claim (`claim.rs`), 2 close the gate, 3 turn back and 4 drain and 5 freeze (the supervisors
+//! do these; [`close`] waits for them), 6 isolate (not yet), 7 run, 8 leave ([`Region::leave`],
+//! with the verdict in `report.rs`).
 //! What a step did is undone by dropping its guard, so that whatever fails midway undoes all
 //! that was done, in reverse.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::client::{Client, Host, SLICE, ThreadLock, Waiting, Watch};
+use crate::claim::{Tenure, claim};
+use crate::client::{Client, Host, SLICE, ThreadLock, Waiting};
 use crate::clock::{self, Deadline};
-use crate::device;
 use crate::error::{Error, Result};
-use crate::freezer::Kind;
-use crate::gate::Gate;
 use crate::hooks;
-use crate::queue::{self, Entry, Key};
-use crate::siblings::{self, Outcome, Problem, Sibling};
+use crate::report::{Report, Verdict};
+use crate::siblings::{self, Sibling};
 use crate::supervision;
 use crate::sync::Wake;
 use crate::tenant;
@@ -47,56 +46,17 @@ pub struct Options {
 /// A region that was entered.
 #[derive(Debug)]
 pub struct Region {
-    client: &'static Client,
-    device: usize,
-    word: GateWord,
+    pub(crate) client: &'static Client,
+    pub(crate) device: usize,
+    pub(crate) word: GateWord,
     /// It runs within a region that this process or an ancestor of it already holds.
-    joined: bool,
-    label: String,
-    siblings: Vec<Sibling>,
-    claimed_at: u64,
-    granted_at: u64,
-    drained_at: u64,
-    held_at: u64,
-}
-
-/// What krex can vouch for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Clean,
-    Contended,
-    Revoked,
-    Unknown,
-}
-
-impl Verdict {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Clean => "clean",
-            Self::Contended => "contended",
-            Self::Revoked => "revoked",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-/// What happened. Times are in nanoseconds.
-#[derive(Clone, Debug)]
-pub struct Report {
-    pub device: String,
-    pub epoch: u64,
-    pub label: String,
-    pub joined: bool,
-    pub freezer: &'static str,
-    pub wait: u64,
-    pub drain: u64,
-    pub freeze: u64,
-    pub held: u64,
-    pub restore: u64,
-    pub time_excluded: u64,
-    pub siblings: Vec<Outcome>,
-    pub verdict: Verdict,
-    pub reasons: Vec<String>,
+    pub(crate) joined: bool,
+    pub(crate) label: String,
+    pub(crate) siblings: Vec<Sibling>,
+    pub(crate) claimed_at: u64,
+    pub(crate) granted_at: u64,
+    pub(crate) drained_at: u64,
+    pub(crate) held_at: u64,
 }
 
 /// Enters a region.
@@ -196,187 +156,6 @@ impl Drop for Turn<'_> {
             self.lock.unlock();
         }
     }
-}
-
-/// A place in the queue; given up when dropped.
-struct Queued<'a> {
-    entry: &'a Entry,
-    gate: &'a Gate,
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.entry.leave();
-        // Those behind computed their turn with us in front.
-        self.gate.wake();
-    }
-}
-
-/// A tenure that was granted; the gate is opened when it is dropped, unless it was kept.
-struct Tenure {
-    client: &'static Client,
-    device: usize,
-    word: GateWord,
-    supervisors: Vec<usize>,
-    kept: bool,
-}
-
-impl Tenure {
-    fn gate(&self) -> &'static Gate {
-        self.client.gate(self.device)
-    }
-
-    fn advance(&mut self, phase: Phase) -> std::result::Result<(), GateWord> {
-        self.word = self.gate().advance(self.word, phase)?;
-        Ok(())
-    }
-}
-
-impl Drop for Tenure {
-    fn drop(&mut self) {
-        if !self.kept {
-            // It fails only if the tenure was revoked, which opened the gate.
-            let _ = self.gate().open(self.word);
-            for supervisor in &self.supervisors {
-                supervision::ring(&self.client.segment, *supervisor);
-            }
-        }
-    }
-}
-
-/// Step 1: the turn on the device, in the order of the queue.
-fn claim(
-    client: &'static Client,
-    device: usize,
-    priority: i8,
-    deadline: Deadline,
-    host: &dyn Host,
-    started: u64,
-) -> Result<Tenure> {
-    let segment = &client.segment;
-    let gate = client.gate(device);
-    let slot = client.reference().slot;
-    let entry = &client.tenant().queue;
-    let entries = || segment.live_tenants.iter().map(|slot| &segment.tenants[slot].queue);
-    let mut queued: Option<(Queued<'_>, Key)> = None;
-    let mut open_since: Option<(GateWord, u64)> = None;
-    let mut watch = Watch::default();
-    loop {
-        if segment.is_retired() {
-            return Err(purged(client));
-        }
-        let seen = gate.load();
-        let mut pause = SLICE;
-        // A place in the queue is needed as soon as anybody else is there.
-        if queued.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
-        {
-            let key = Key::new(priority, queue::draw_ticket(&segment.devices[device].tickets));
-            entry.join(device, key);
-            queued = Some((Queued { entry, gate }, key));
-            hooks::fault("queued");
-            continue;
-        }
-        if seen.is_open() || hooks::sabotaged("exclusive") {
-            let ahead = queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
-            let patience = clock::nanoseconds(queue::TURN).saturating_mul(ahead.into());
-            let waited = match ahead {
-                0 => 0,
-                _ => {
-                    let since = open_since.filter(|(word, _)| *word == seen).map(|it| it.1);
-                    let since = since.unwrap_or_else(clock::now);
-                    open_since = Some((seen, since));
-                    clock::now().saturating_sub(since)
-                }
-            };
-            if waited >= patience {
-                let Some(word) = gate.try_grant(slot) else {
-                    continue;
-                };
-                let tenure = Tenure { client, device, word, supervisors: Vec::new(), kept: false };
-                if segment.is_retired() {
-                    return Err(purged(client));
-                }
-                match conflict(client, device) {
-                    None => return Ok(tenure),
-                    Some(other) => {
-                        drop(tenure);
-                        open_since = None;
-                        let other_gate = client.gate(other);
-                        let word = other_gate.load();
-                        if !word.is_open() {
-                            pause_at(other_gate, word, deadline, SLICE, host)?;
-                        }
-                        if deadline.has_passed() {
-                            return Err(client.timed_out(other, started));
-                        }
-                        continue;
-                    }
-                }
-            }
-            pause = Duration::from_nanos(patience - waited).min(SLICE);
-        }
-        if deadline.has_passed() {
-            return Err(client.timed_out(device, started));
-        }
-        pause_at(gate, seen, deadline, pause, host)?;
-        watch.look(client, host);
-    }
-}
-
-fn pause_at(
-    gate: &Gate,
-    seen: GateWord,
-    deadline: Deadline,
-    pause: Duration,
-    host: &dyn Host,
-) -> Result<()> {
-    let wake = gate.wait_change(seen, deadline.left(pause));
-    if wake != Wake::Changed && host.interrupted() {
-        return Err(Error::Interrupted);
-    }
-    Ok(())
-}
-
-fn purged(client: &Client) -> Error {
-    Error::segment(
-        client.segment.directory(),
-        "was purged while this process waited",
-        "Enter the region again: a new segment is made",
-    )
-}
-
-/// Another device on which a region stands in the way of one on `device`: its holder would have
-/// to be frozen for ours, or we for its. Of two that were granted at the same moment, the one on
-/// the lower device goes first: each took its turn before it looked, so at least one of them
-/// sees the other (the handshake of `sync.rs` once more).
-fn conflict(client: &Client, device: usize) -> Option<usize> {
-    let segment = &client.segment;
-    let own = client.reference().slot;
-    let mut patience = 1000;
-    for other in device::with_regions(segment).filter(|other| *other != device) {
-        loop {
-            let word = client.gate(other).load();
-            let holder = word.holder();
-            let Some(tenant) = segment.tenants.get(holder) else {
-                break;
-            };
-            let concerned = tenant.shares(device) || client.tenant().shares(other);
-            let related = holder == own
-                || tenant::descends_from(segment, own, holder)
-                || tenant::descends_from(segment, holder, own);
-            if word.is_open() || !concerned || related {
-                break;
-            }
-            if word.phase() == Phase::Granted && device < other && patience > 0 {
-                // It is about to see us and to step back, or to go on, having looked before.
-                patience -= 1;
-                client.gate(other).wait_change(word, Duration::from_millis(1));
-                continue;
-            }
-            return Some(other);
-        }
-    }
-    None
 }
 
 /// Steps 2 to 5: closes the gate and waits until the supervisors have turned back, drained and
@@ -637,82 +416,6 @@ impl Region {
     /// The error that says why the region was revoked.
     pub fn revocation(&self) -> Error {
         revoked_error(self.client, self.device, self.word.tenure())
-    }
-
-    fn report(&self, ended_at: u64, revoked: bool, verified: bool, present: &[Sibling]) -> Report {
-        let segment = &self.client.segment;
-        let tenure = self.word.tenure();
-        // While the region runs nobody looks twice, so a joined one cannot be verified yet.
-        let verified = verified || self.joined;
-        let outcomes: Vec<Outcome> = self
-            .siblings
-            .iter()
-            .map(|it| it.judge(segment, self.device, tenure, verified))
-            .collect();
-        let mut problems: Vec<Problem> =
-            outcomes.iter().flat_map(|it| it.problems.clone()).collect();
-        problems.extend(self.newcomers(present));
-        if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
-            let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
-            problems.insert(
-                0,
-                Problem {
-                    certain: true,
-                    text: format!(
-                        "holder waited for {}: it ran on no CPU until siblings were thawed",
-                        if names.len() == 1 {
-                            names[0].clone()
-                        } else {
-                            format!("one of {}", names.join(", "))
-                        }
-                    ),
-                },
-            );
-        }
-        let mut reasons: Vec<String> = problems.iter().map(|it| it.text.clone()).collect();
-        let verdict = if revoked {
-            reasons.insert(0, self.revocation().to_string());
-            Verdict::Revoked
-        } else if problems.iter().any(|it| it.certain) {
-            Verdict::Contended
-        } else if problems.is_empty() {
-            Verdict::Clean
-        } else {
-            Verdict::Unknown
-        };
-        let tenant = self.client.tenant();
-        let excluded = tenant.time_excluded(clock::now());
-        let reported = self.client.excluded_reported.swap(excluded, Ordering::AcqRel);
-        Report {
-            device: self.device(),
-            epoch: tenure,
-            label: self.label.clone(),
-            joined: self.joined,
-            freezer: Kind::from_word(tenant.freezer.load(Ordering::Relaxed)).name(),
-            wait: self.granted_at.saturating_sub(self.claimed_at),
-            drain: self.drained_at.saturating_sub(self.granted_at),
-            freeze: self.held_at.saturating_sub(self.drained_at),
-            held: ended_at.saturating_sub(self.held_at),
-            restore: 0,
-            time_excluded: excluded.saturating_sub(reported),
-            siblings: outcomes,
-            verdict,
-            reasons,
-        }
-    }
-
-    /// Tenants that came while the region ran. `krex run` holds its command back until the
-    /// region is over; a process that attaches itself ran before, and nobody knew of it.
-    fn newcomers(&self, present: &[Sibling]) -> Vec<Problem> {
-        present
-            .iter()
-            .filter(|new| !self.siblings.iter().any(|old| old.reference == new.reference))
-            .filter(|new| new.attached && !new.split)
-            .map(|new| Problem {
-                certain: true,
-                text: format!("{} ran beside the region before it attached", new.name),
-            })
-            .collect()
     }
 }
 

@@ -115,7 +115,8 @@ impl Segment {
                 return Err(Error::segment(&path, format!("cannot be opened ({error})"), remedy));
             }
         };
-        let file = above_standard_streams(file)?;
+        let file = above_standard_streams(file)
+            .map_err(|error| Error::system(path.display().to_string(), error))?;
         rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared).map_err(|error| {
             Error::segment(
                 &path,
@@ -214,19 +215,19 @@ impl Segment {
             .write(true)
             .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
             .open(path)
-            .map_err(|error| Error::system(path.display().to_string(), error))
             .and_then(above_standard_streams)
+            .map_err(|error| Error::system(path.display().to_string(), error))
     }
 }
 
 /// In a process whose standard streams are closed the file would get one of their numbers, and
 /// whatever is printed would go into the segment.
-fn above_standard_streams(file: File) -> Result<File> {
+pub(crate) fn above_standard_streams(file: File) -> io::Result<File> {
     if file.as_raw_fd() > libc::STDERR_FILENO {
         return Ok(file);
     }
     let moved = rustix::io::fcntl_dupfd_cloexec(&file, libc::STDERR_FILENO + 1);
-    moved.map(File::from).map_err(|error| Error::system("moving a descriptor", error))
+    Ok(File::from(moved?))
 }
 
 fn record_lock(kind: i32, slot: usize) -> libc::flock {

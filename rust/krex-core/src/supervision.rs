@@ -1,8 +1,10 @@
 //! Making sure that a supervisor pair serves this PID namespace and user, and ringing for it.
 
+use std::ffi::{CString, OsStr};
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use crate::clock::Deadline;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, SUPERVISORS};
 use crate::process::Identity;
-use crate::segment::Segment;
+use crate::segment::{Segment, above_standard_streams};
 use crate::sync;
 
 /// How long a new pair may take to answer; a loaded machine needs a while to start a process.
@@ -108,33 +110,78 @@ fn claim(segment: &Segment, key: u64) -> Result<usize> {
 
 /// Starts the native program as a supervisor pair. If another pair was faster, it goes at once.
 fn start(segment: &Segment, slot: usize, program: &Path) -> Result<()> {
-    let started = Command::new(program)
-        .arg("__supervise")
-        .arg(segment.directory())
-        .arg(slot.to_string())
-        // Nothing of the caller's: a preloaded library of its, say, has no business there.
-        .env_clear()
-        .envs(std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"KREX_")))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .and_then(|child| child.wait_with_output());
-    match started {
-        Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(Error::Supervisor(format!("{}: {message}", output.status)))
+    let slot = slot.to_string();
+    let words = [program.as_os_str(), "__supervise".as_ref(), segment.directory().as_ref()];
+    let words = words.into_iter().chain([slot.as_ref()]);
+    match run_unnoticed(program, words) {
+        Ok((0, _)) => Ok(()),
+        Ok((status, message)) => {
+            Err(Error::Supervisor(format!("status {status}: {}", message.trim())))
         }
-        // Whoever ignores SIGCHLD cannot wait for children; whether it came up is seen anyway.
-        Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(()),
-        Err(error) => Err(explain(error, program)),
+        Err(error) => Err(Error::Supervisor(format!(
+            "{} cannot be started ({error}). Reinstall krex, so that its native program is there",
+            program.display()
+        ))),
     }
 }
 
-fn explain(error: io::Error, program: &Path) -> Error {
-    Error::Supervisor(format!(
-        "{} cannot be started ({error}). Reinstall krex, so that its native program is there",
-        program.display()
-    ))
+/// Runs a program to its end without the caller's noticing: its end sends no SIGCHLD, and no
+/// `wait` of the caller's for any child sees it. It gets nothing of the caller's environment but
+/// krex's own variables: a preloaded library, say, has no business there. Returns its status and
+/// what it wrote to standard error.
+fn run_unnoticed<'a>(
+    program: &Path,
+    words: impl Iterator<Item = &'a OsStr>,
+) -> io::Result<(i32, String)> {
+    let text = |bytes: &[u8]| CString::new(bytes).map_err(io::Error::from);
+    let path = text(program.as_os_str().as_bytes())?;
+    let words = words.map(|it| text(it.as_bytes())).collect::<io::Result<Vec<_>>>()?;
+    let environment = std::env::vars_os()
+        .filter(|(name, _)| name.as_bytes().starts_with(b"KREX_"))
+        .map(|(name, value)| text(&[name.as_bytes(), b"=", value.as_bytes()].concat()))
+        .collect::<io::Result<Vec<_>>>()?;
+    let pointers = |list: &[CString]| {
+        let ends = [std::ptr::null()];
+        list.iter().map(|it| it.as_ptr()).chain(ends).collect::<Vec<*const libc::c_char>>()
+    };
+    let (argv, envp) = (pointers(&words), pointers(&environment));
+    std::fs::metadata(program)?;
+    let (reader, writer) = io::pipe()?;
+    let writer = above_standard_streams(std::fs::File::from(OwnedFd::from(writer)))?;
+    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+    let null = above_standard_streams(null)?;
+    let (writer_number, null_number) = (writer.as_raw_fd(), null.as_raw_fd());
+    // SAFETY: clone(flags = 0, no stack) forks: the child has a copy of this thread alone. The
+    // exit signal in the low byte of the flags is 0: nobody is told of its end. It only makes
+    // async-signal-safe calls on what was prepared above, and then executes or exits.
+    let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    if child == 0 {
+        // SAFETY: dup2, execve and _exit are async-signal-safe; the pointers are to
+        // zero-terminated strings and null-terminated arrays that the child has a copy of.
+        unsafe {
+            libc::dup2(null_number, 0);
+            libc::dup2(null_number, 1);
+            libc::dup2(writer_number, 2);
+            libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
+            libc::_exit(127);
+        }
+    }
+    if child < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    drop(writer);
+    let mut message = Vec::new();
+    let read = io::Read::read_to_end(&mut { reader }, &mut message);
+    let mut status = 0;
+    // SAFETY: waitpid on our own child writes to `status`, which lives through the call. __WALL:
+    // without an exit signal it is not an ordinary child.
+    while unsafe { libc::waitpid(child as i32, &raw mut status, libc::__WALL) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    read?;
+    let status = if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 128 };
+    Ok((status, String::from_utf8_lossy(&message).into_owned()))
 }

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use krex_core::clock::seconds;
-use krex_core::region;
+use krex_core::{region, report};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -127,7 +127,7 @@ pub struct Report {
 }
 
 impl Report {
-    fn new(py: Python<'_>, report: region::Report) -> Self {
+    fn new(py: Python<'_>, report: report::Report) -> Self {
         let siblings = report.siblings.into_iter().map(|it| Sibling {
             name: it.name,
             drained: it.drained.name(),

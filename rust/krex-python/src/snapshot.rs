@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use krex_core::clock::{self, seconds};
-use krex_core::device::{GATE_PREFIX, in_use};
+use krex_core::device::{GATE_PREFIX, in_use, with_regions};
 use krex_core::freezer::Kind;
 use krex_core::layout::{Activity, Tenant};
 use krex_core::segment::{Segment, runtime_dir};
@@ -84,7 +84,7 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
     let mut list = Vec::new();
     for (slot, owner, it) in live(segment) {
         let activity = Activity::from_word(it.activity.load(Ordering::Relaxed)).name();
-        let holds = in_use(segment).any(|index| {
+        let holds = with_regions(segment).any(|index| {
             let word = segment.devices[index].gate().load();
             matches!(word.phase(), Phase::Held | Phase::Leaving) && word.holder() == slot
         });

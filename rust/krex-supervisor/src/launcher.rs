@@ -69,6 +69,11 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     if let Some(tenant) = tenant::resolve(&segment, reference) {
         tenant::release(&segment, reference.slot, tenant.owner());
     }
+    if error.raw_os_error() == Some(libc::ENOENT) && command.exists() {
+        let word = options.command[0].to_string_lossy();
+        let message = format!("{word}: the interpreter in its first line was not found");
+        return Err(Exit { status: NOT_FOUND, message });
+    }
     Err(cannot_start(&options.command[0], &error))
 }
 

@@ -6,10 +6,14 @@
 #![cfg_attr(not(test), no_main)]
 
 mod charge;
+mod cleaning;
+mod exits;
+mod holder;
 mod keeper;
 mod launcher;
+mod limits;
 mod options;
-mod progress;
+mod settle;
 mod worker;
 
 use std::ffi::OsString;

@@ -1,0 +1,132 @@
+//! What is known about a region after its end: the report and its verdict.
+
+use std::sync::atomic::Ordering;
+
+use crate::clock;
+use crate::freezer::Kind;
+use crate::region::Region;
+use crate::siblings::{Outcome, Problem, Sibling};
+
+/// What krex can vouch for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Clean,
+    Contended,
+    Revoked,
+    Unknown,
+}
+
+impl Verdict {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Contended => "contended",
+            Self::Revoked => "revoked",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What happened. Times are in nanoseconds.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub device: String,
+    pub epoch: u64,
+    pub label: String,
+    pub joined: bool,
+    pub freezer: &'static str,
+    pub wait: u64,
+    pub drain: u64,
+    pub freeze: u64,
+    pub held: u64,
+    pub restore: u64,
+    pub time_excluded: u64,
+    pub siblings: Vec<Outcome>,
+    pub verdict: Verdict,
+    pub reasons: Vec<String>,
+}
+
+impl Region {
+    /// Judges the region; `present` are the siblings that there are now.
+    pub(crate) fn report(
+        &self,
+        ended_at: u64,
+        revoked: bool,
+        verified: bool,
+        present: &[Sibling],
+    ) -> Report {
+        let segment = &self.client.segment;
+        let tenure = self.word.tenure();
+        // While the region runs nobody looks twice, so a joined one cannot be verified yet.
+        let verified = verified || self.joined;
+        let outcomes: Vec<Outcome> = self
+            .siblings
+            .iter()
+            .map(|it| it.judge(segment, self.device, tenure, verified))
+            .collect();
+        let mut problems: Vec<Problem> =
+            outcomes.iter().flat_map(|it| it.problems.clone()).collect();
+        problems.extend(self.newcomers(present));
+        if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
+            let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
+            problems.insert(
+                0,
+                Problem {
+                    certain: true,
+                    text: format!(
+                        "holder waited for {}: it ran on no CPU until siblings were thawed",
+                        if names.len() == 1 {
+                            names[0].clone()
+                        } else {
+                            format!("one of {}", names.join(", "))
+                        }
+                    ),
+                },
+            );
+        }
+        let mut reasons: Vec<String> = problems.iter().map(|it| it.text.clone()).collect();
+        let verdict = if revoked {
+            reasons.insert(0, self.revocation().to_string());
+            Verdict::Revoked
+        } else if problems.iter().any(|it| it.certain) {
+            Verdict::Contended
+        } else if problems.is_empty() {
+            Verdict::Clean
+        } else {
+            Verdict::Unknown
+        };
+        let tenant = self.client.tenant();
+        let excluded = tenant.time_excluded(clock::now());
+        let reported = self.client.excluded_reported.swap(excluded, Ordering::AcqRel);
+        Report {
+            device: self.device(),
+            epoch: tenure,
+            label: self.label.clone(),
+            joined: self.joined,
+            freezer: Kind::from_word(tenant.freezer.load(Ordering::Relaxed)).name(),
+            wait: self.granted_at.saturating_sub(self.claimed_at),
+            drain: self.drained_at.saturating_sub(self.granted_at),
+            freeze: self.held_at.saturating_sub(self.drained_at),
+            held: ended_at.saturating_sub(self.held_at),
+            restore: 0,
+            time_excluded: excluded.saturating_sub(reported),
+            siblings: outcomes,
+            verdict,
+            reasons,
+        }
+    }
+
+    /// Tenants that came while the region ran. `krex run` holds its command back until the
+    /// region is over; a process that attaches itself ran before, and nobody knew of it.
+    fn newcomers(&self, present: &[Sibling]) -> Vec<Problem> {
+        present
+            .iter()
+            .filter(|new| !self.siblings.iter().any(|old| old.reference == new.reference))
+            .filter(|new| new.attached && !new.split)
+            .map(|new| Problem {
+                certain: true,
+                text: format!("{} ran beside the region before it attached", new.name),
+            })
+            .collect()
+    }
+}

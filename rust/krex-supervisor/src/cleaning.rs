@@ -1,0 +1,197 @@
+//! The only cleaner: what dead processes leave behind goes here.
+
+use std::sync::atomic::Ordering;
+
+use krex_core::cgroup::Group;
+use krex_core::clock::{self, MILLISECOND, SECOND};
+use krex_core::device;
+use krex_core::freezer::ProcessTable;
+use krex_core::hooks;
+use krex_core::layout::SUPERVISORS;
+use krex_core::process;
+use krex_core::recover::revoke;
+use krex_core::tenant;
+use krex_core::word::{Cause, SlotState};
+
+use crate::charge::Charge;
+use crate::worker::Worker;
+
+/// Tenants of another PID namespace are given up when its supervisor has been gone for so long.
+const DESERTED: u64 = 10 * SECOND;
+
+impl Worker<'_> {
+    /// Sees to tenants whose root process, or last process, has ended.
+    pub(crate) fn notice_exits(&mut self, processes: &mut ProcessTable) {
+        let mut gone = Vec::new();
+        let mut waiting = false;
+        for (slot, charge) in &mut self.charges {
+            let hinted = self.exits.tenants[*slot].load(Ordering::Acquire);
+            charge.root_ended |= hinted && has_ended(charge);
+        }
+        let ended: Vec<usize> =
+            self.charges.iter().filter(|(_, it)| it.root_ended).map(|(slot, _)| *slot).collect();
+        for slot in ended {
+            // Its regions first: whoever holds one is the root process.
+            self.end_regions(slot);
+            let Some(charge) = self.charges.get_mut(&slot) else { continue };
+            if charge.is_populated(processes) || hooks::sabotaged("free_slots") {
+                waiting = true;
+            } else {
+                gone.push(slot);
+            }
+        }
+        for slot in gone {
+            if let Some(mut charge) = self.charges.remove(&slot) {
+                charge.thaw();
+                self.free_submitters(true);
+                log::debug!("{:?} has ended", charge.tenant().name.get());
+                tenant::release(self.segment, slot, charge.owner);
+            }
+        }
+        if waiting {
+            // Exits in progress, or processes that the root left behind.
+            self.wake_at(clock::now() + 20 * MILLISECOND);
+        }
+    }
+
+    /// What no ring announces.
+    pub(crate) fn keep_house(&mut self, processes: &mut ProcessTable) {
+        for (slot, tenant) in self.segment.tenants.iter().enumerate() {
+            let owner = tenant.owner();
+            // Died while it registered. A starting process is not a dead one.
+            let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
+            if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
+                tenant::release(self.segment, slot, owner);
+            }
+        }
+        for (slot, submitter) in self.segment.submitters.iter().enumerate() {
+            let owner = submitter.owner();
+            let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
+            if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
+                self.free_submitter(slot);
+            }
+        }
+        self.free_submitters(true);
+        for (slot, charge) in &mut self.charges {
+            // Without a group, who belongs to it must be learned while the tree shows it.
+            charge.is_populated(processes);
+            self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
+        }
+        self.give_up_deserted();
+        if let Some(stat) = process::Stat::of(self.keeper.pid)
+            && stat.start_time == self.keeper.start_time
+            && stat.is_stopped()
+            && !hooks::sabotaged("replace_keeper")
+        {
+            // It could not take over if this process died: a new one is made.
+            log::warn!("the keeper was stopped: replacing it");
+            let _ = process::signal_exactly(
+                self.keeper.pid,
+                self.keeper.start_time,
+                rustix::process::Signal::KILL,
+            );
+        }
+    }
+
+    /// Frees what a PID namespace left behind that ended as a whole: its supervisor and all its
+    /// tenants were killed at once, and nobody of it is left to clean up. A namespace that lives
+    /// on has a supervisor again as soon as anybody in it waits, enters or leaves.
+    fn give_up_deserted(&mut self) {
+        let now = clock::now();
+        for supervisor in (0..SUPERVISORS).filter(|it| *it != self.slot) {
+            let tenants: Vec<usize> = self
+                .segment
+                .live_tenants
+                .iter()
+                .filter(|slot| self.segment.tenants[*slot].owner().supervisor() == supervisor)
+                .collect();
+            if tenants.is_empty() || self.segment.is_supervisor_alive(supervisor) {
+                self.deserted_since[supervisor] = 0;
+                continue;
+            }
+            let since = match self.deserted_since[supervisor] {
+                0 => now,
+                since => since,
+            };
+            self.deserted_since[supervisor] = since;
+            if now < since + DESERTED {
+                continue;
+            }
+            for slot in tenants {
+                let tenant = &self.segment.tenants[slot];
+                let group = Group::at(&tenant.cgroup.get());
+                if group.is_some_and(|group| group.is_populated()) {
+                    continue;
+                }
+                log::warn!("giving up {:?}: nobody serves it any more", tenant.name.get());
+                self.end_regions(slot);
+                tenant::release(self.segment, slot, tenant.owner());
+            }
+            for slot in self.segment.live_submitters.iter() {
+                let submitter = &self.segment.submitters[slot];
+                if submitter.owner().supervisor() == supervisor {
+                    self.free_submitter(slot);
+                }
+            }
+        }
+    }
+
+    /// Ends the regions that a dead tenant holds, and its waiting.
+    fn end_regions(&self, slot: usize) {
+        for index in device::in_use(self.segment) {
+            let gate = self.segment.devices[index].gate();
+            let word = gate.load();
+            if !word.is_open() && word.holder() == slot && !hooks::sabotaged("revoke_dead") {
+                revoke(self.segment, index, word, Cause::Died);
+            }
+            let queue = &self.segment.tenants[slot].queue;
+            if queue.key_for(index).is_some() {
+                queue.leave();
+                gate.wake();
+            }
+        }
+    }
+
+    /// Frees the slots of submitters that have ended. Returns whether there were any.
+    pub(crate) fn free_submitters(&self, all: bool) -> bool {
+        let mut freed = false;
+        if hooks::sabotaged("free_submitters") {
+            return false;
+        }
+        for slot in self.segment.live_submitters.iter() {
+            let submitter = &self.segment.submitters[slot];
+            let owner = submitter.owner();
+            let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Live;
+            if !mine || !(all || submitter.flight().counts().in_flight > 0) {
+                continue;
+            }
+            if process::is_alive(owner.pid(), submitter.start_time.load(Ordering::Acquire)) {
+                continue;
+            }
+            self.free_submitter(slot);
+            freed = true;
+        }
+        freed
+    }
+
+    fn free_submitter(&self, slot: usize) {
+        let submitter = &self.segment.submitters[slot];
+        let owner = submitter.owner();
+        self.segment.live_submitters.remove(slot);
+        // AcqRel: whoever claims the slot next comes after the removal. It fails only if
+        // somebody freed it already.
+        let free = owner.with_state(SlotState::Free).0;
+        let _ =
+            submitter.owner.compare_exchange(owner.0, free, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// Asks the root's pidfd: it fires when the whole process has ended, waited for or not.
+fn has_ended(charge: &Charge<'_>) -> bool {
+    let Some(pidfd) = &charge.pidfd else {
+        return true;
+    };
+    let mut poll = [rustix::event::PollFd::new(pidfd, rustix::event::PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(1))
+}

@@ -1,0 +1,192 @@
+//! What should be frozen, and the next step towards it: steps 3 to 5 for the siblings.
+
+use std::sync::atomic::Ordering;
+
+use krex_core::clock;
+use krex_core::device;
+use krex_core::freezer::ProcessTable;
+use krex_core::hooks;
+use krex_core::sync;
+use krex_core::tenant;
+use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Stage};
+
+use crate::charge::{Extent, Failure, Progress};
+use crate::worker::{WHILE_FROZEN, Worker};
+
+/// How soon a freeze that has begun is looked at again.
+const WHILE_FREEZING: u64 = 50_000;
+
+impl Worker<'_> {
+    /// What should be frozen of the tenant in `slot`, and for which devices. `None`: nothing.
+    fn wanted(&self, slot: usize) -> Option<(Extent, Vec<(usize, GateWord)>)> {
+        let tenant = &self.segment.tenants[slot];
+        let mut extent = Extent::Whole;
+        let mut causes = Vec::new();
+        for index in device::with_regions(self.segment) {
+            let word = self.seen[index].0;
+            if word.is_open() {
+                continue;
+            }
+            if word.holder() == slot && !hooks::sabotaged("spare_holder") {
+                return None; // A tenant that holds a region on any device is never frozen.
+            }
+            let closed = matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving);
+            let stalled = self.segment.devices[index].stalled_tenure.load(Ordering::Acquire);
+            let given_up = {
+                let ack = tenant.ack(index);
+                ack.tenure == word.tenure()
+                    && ack.stage >= Stage::Settled
+                    && ack.frozen == Frozen::No
+            };
+            if !closed
+                || !tenant.shares(index)
+                || stalled == word.tenure()
+                || given_up
+                || tenant::descends_from(self.segment, slot, word.holder())
+            {
+                continue;
+            }
+            if let Some(holder) = self.holder_below(slot, word)
+                && !hooks::sabotaged("spare_ancestors")
+            {
+                extent = Extent::Around { holder };
+            }
+            causes.push((index, word));
+        }
+        (!causes.is_empty()).then_some((extent, causes))
+    }
+
+    /// Takes a tenant the next step towards what should be.
+    pub(crate) fn settle(&mut self, slot: usize, processes: &mut ProcessTable) {
+        let Some((extent, causes)) = self.wanted(slot) else {
+            if let Some(charge) = self.charges.get_mut(&slot) {
+                charge.thaw();
+            }
+            return;
+        };
+        let mut drained = Vec::new();
+        for (index, word) in &causes {
+            drained.push(self.drain(slot, *index, *word));
+        }
+        let Some(charge) = self.charges.get_mut(&slot) else {
+            return;
+        };
+        let reached = match charge.progress {
+            Progress::Frozen { extent: reached } | Progress::Freezing { extent: reached, .. } => {
+                Some(reached)
+            }
+            Progress::Running => None,
+        };
+        let mut result = Ok(());
+        if reached != Some(extent) {
+            if drained.iter().any(Option::is_none) {
+                return; // Frozen now, its threads in flight could never leave.
+            }
+            result = charge.start(extent, processes);
+        } else if matches!(charge.progress, Progress::Freezing { .. }) {
+            result = charge.carry_on(processes);
+        }
+        let outcome = match (result, charge.progress) {
+            (Err(Failure(obstacle)), _) => (Frozen::No, obstacle),
+            (Ok(()), Progress::Frozen { extent }) => (charge.frozen_name(extent), Obstacle::None),
+            (Ok(()), _) => {
+                self.wake_at(clock::now() + WHILE_FREEZING);
+                return;
+            }
+        };
+        for ((index, word), drained) in causes.into_iter().zip(drained) {
+            if let Some(drained) = drained {
+                self.acknowledge(slot, index, word, drained, outcome);
+            }
+        }
+    }
+
+    /// Steps 3 and 4 for one tenant: how it was drained, or `None` while it is not.
+    fn drain(&mut self, slot: usize, index: usize, word: GateWord) -> Option<Drained> {
+        let tenant = &self.segment.tenants[slot];
+        let ack = tenant.ack(index);
+        if ack.tenure == word.tenure() && ack.stage >= Stage::Settled {
+            return Some(ack.drained);
+        }
+        if hooks::sabotaged("drain") {
+            return Some(Drained::Idle);
+        }
+        let section = &self.segment.devices[index];
+        let deadline = section.drain_deadline.load(Ordering::Acquire);
+        let is_late = clock::now() >= deadline;
+        let mut in_flight = false;
+        for submitter in self.segment.live_submitters.iter() {
+            let submitter = &self.segment.submitters[submitter];
+            let counts = submitter.flight().counts();
+            let concerned = counts.in_flight > 0
+                && submitter.device.load(Ordering::Relaxed) == index as u64
+                && submitter.tenant().is_some_and(|it| it.slot == slot);
+            if !concerned {
+                continue;
+            }
+            let stuck = submitter.stuck_at.load(Ordering::Relaxed) == counts.completed + 1;
+            if is_late {
+                submitter.stuck_at.store(counts.completed + 1, Ordering::Relaxed);
+            }
+            if is_late || stuck {
+                return Some(Drained::TimedOut);
+            }
+            in_flight = true;
+        }
+        let charge = self.charges.get_mut(&slot)?;
+        if in_flight {
+            charge.was_in_flight[index] = word.tenure();
+            if self.free_submitters(false) {
+                self.wake_at(clock::now());
+            }
+            self.wake_at(deadline.min(clock::now() + WHILE_FROZEN));
+            hooks::fault("draining");
+            return None;
+        }
+        Some(if charge.was_in_flight[index] == word.tenure() {
+            Drained::Counted
+        } else {
+            Drained::Idle
+        })
+    }
+
+    /// Tells the holder what was done, and after the region whether it still is so.
+    fn acknowledge(
+        &mut self,
+        slot: usize,
+        index: usize,
+        word: GateWord,
+        drained: Drained,
+        (frozen, obstacle): (Frozen, Obstacle),
+    ) {
+        let tenant = &self.segment.tenants[slot];
+        let section = &self.segment.devices[index];
+        let mut ack = tenant.ack(index);
+        if ack.tenure != word.tenure() || ack.stage == Stage::None {
+            section.drained_at.fetch_max(clock::now(), Ordering::AcqRel);
+            ack = Ack {
+                tenure: word.tenure(),
+                stage: Stage::Settled,
+                drained,
+                frozen,
+                obstacle,
+                disturbed: false,
+            };
+        } else if word.phase() == Phase::Leaving && ack.stage == Stage::Settled {
+            let Some(charge) = self.charges.get_mut(&slot) else {
+                return;
+            };
+            hooks::fault("verifying");
+            // A fresh table: the round's may be from before somebody continued it.
+            ack.disturbed |= !charge.is_still_frozen(&mut ProcessTable::default());
+            ack.stage = Stage::Verified;
+        } else {
+            return;
+        }
+        hooks::fault("acknowledging");
+        // Release: partner of the Acquire in the holder's reading of the count below.
+        tenant.acks[index].store(ack.pack(), Ordering::Release);
+        section.acknowledged.fetch_add(1, Ordering::Release);
+        sync::wake_all(&section.acknowledged);
+    }
+}
