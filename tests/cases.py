@@ -87,8 +87,8 @@ def other_threads_queue() -> None:
                 if inside != [number]:
                     overlapped.append(number)
                 time.sleep(0)
+                epochs.append(timed.epoch)
                 inside.remove(number)
-            epochs.append(timed.report.epoch)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -715,3 +715,16 @@ def fork_with_a_submission() -> None:
     counter.leave()
     assert counter.count == 0
     nothing_is_held()
+
+
+def many_regions(device: str, count: int) -> dict[str, Any]:
+    spans: list[tuple[float, float]] = []
+    verdicts: list[str] = []
+    for _ in range(count):
+        with region.critical(device) as timed:
+            start = time.monotonic()
+            while time.monotonic() < start + 0.001:
+                pass
+            spans.append((start, time.monotonic()))
+        verdicts.append(timed.report.verdict)
+    return {"spans": spans, "verdicts": verdicts}
