@@ -83,7 +83,7 @@ def holder() -> None:
                     "entry": entered - start,
                     "freeze": report.drain_s + report.freeze_s,
                     "exit": left - leaving,
-                    "thaw": time.perf_counter() - leaving,
+                    "thawed": time.perf_counter() - leaving,
                     "verdict": report.verdict,
                     "siblings": len(report.siblings),
                 }

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -127,54 +126,56 @@ def _environment(stage: Stage) -> Iterator[None]:
 
 def entry(quick: bool) -> Part:
     """Entering and leaving beside siblings."""
-    part = Part("entry", f"Entry and exit beside siblings of {SIBLING_THREADS} threads each")
-    repeats = 40 if quick else 200
+    part = Part(
+        "entry", f"Entry and exit beside siblings of {SIBLING_THREADS} threads each (medians; p95)"
+    )
+    turns = 4 if quick else 20
     for freezer in FREEZERS:
         for busy in (0, 1):
             for count in (1, 3, 7, 15):
                 aim = 0.5 if busy == 0 and count == 7 and freezer == "cgroup2" else None
-                part.rows += _entry_rows(freezer, count, busy, repeats, aim)
-    part.rows += _entry_rows("cgroup2", 7, SIBLING_THREADS - 1, repeats, None)
-    part.notes += _entry_notes()
+                part.rows.append(_entry_row(freezer, count, busy, turns, aim))
+    part.rows.append(_entry_row("cgroup2", 7, SIBLING_THREADS - 1, turns, None))
+    part.notes += ENTRY_NOTES
     return part
 
 
-def _entry_rows(
-    freezer: str, count: int, busy: int, repeats: int, aim: float | None, hogs: int = 0
-) -> list[Row]:
+ENTRY_NOTES = [
+    "entry, exit: the holder's own time in `__enter__` and `__exit__`",
+    "freeze: of the entry, the drain and freeze; kernel: the same siblings frozen in the same run "
+    "by bare writes to cgroup.freeze, until cgroup.events says so: the floor",
+    "thawed: from the beginning of the exit until no tenant is frozen, as the holder sees it",
+]
+
+
+def _entry_row(
+    freezer: str, count: int, busy: int, turns: int, aim: float | None, hogs: int = 0
+) -> Row:
+    each = 10
+    results: list[dict[str, Any]] = []
+    bare: list[float] = []
     with Stage(freezer) as stage:
         stage.siblings(count, SIBLING_THREADS, busy)
+        groups = stage.groups() if freezer == "cgroup2" else None
         holder = stage.holder()
         stage.hogs(hogs)
         holder.measure(3, 0.002, 0.02)
-        results = holder.measure(repeats, 0.002, 0.02)
+        for _ in range(turns):
+            results += holder.measure(each, 0.002, 0.02)
+            if groups:
+                bare += [groups.freeze_and_thaw(0.002, 0.02) for _ in range(each)]
+    values = {}
+    for key in ("entry", "exit", "thawed", "freeze"):
+        times = [1e3 * it[key] for it in results]
+        values[key] = percentile(times, 0.5)
+        if key != "freeze":
+            values[f"{key} p95"] = percentile(times, 0.95)
+    if bare:
+        values["kernel"] = 1e3 * percentile(bare, 0.5)
     doing = "idle" if busy == 0 else f"{busy} of {SIBLING_THREADS} threads busy"
-    name = f"{freezer}, {count:>2} {doing}"
     clean = sum(it["verdict"] == "clean" for it in results)
     note = "" if clean == len(results) else f"({clean} of {len(results)} clean)"
-    return [
-        Row(
-            f"{name}: {what}",
-            "ms",
-            spread([it[key] for it in results], 1e3),
-            len(results),
-            aim if key == "entry" else None,
-            note if key == "entry" else "",
-        )
-        for key, what in (
-            ("entry", "entry"),
-            ("freeze", "  of it, drain and freeze"),
-            ("exit", "exit"),
-            ("thaw", "until all are thawed"),
-        )
-    ]
-
-
-def _entry_notes() -> list[str]:
-    return [
-        "entry, exit: the holder's own time in `__enter__` and `__exit__`",
-        "until all are thawed: from the beginning of the exit, seen from the holder by polling",
-    ]
+    return Row(f"{freezer}, {count} {doing}", "ms", values, len(results), aim, note)
 
 
 def recovery(quick: bool) -> Part:
@@ -182,7 +183,7 @@ def recovery(quick: bool) -> Part:
     part = Part("recovery", "From SIGKILL until the last of 3 frozen siblings runs again")
     for freezer in FREEZERS:
         part.rows += _recovery_rows(freezer, 20 if quick else 100, 5 if quick else 30)
-    part.notes += _recovery_notes()
+    part.notes += RECOVERY_NOTES
     return part
 
 
@@ -210,12 +211,11 @@ def _recovery_rows(freezer: str, holders: int, supervisors: int, hogs: int = 0) 
     return rows
 
 
-def _recovery_notes() -> list[str]:
-    return [
-        "worker, keeper: the halves of the supervisor; the holder goes on, and siblings that ran "
-        "for a moment are frozen again",
-        "by the siblings' own clocks: each notes when it ran, every 0.2 ms",
-    ]
+RECOVERY_NOTES = [
+    "worker, keeper: the halves of the supervisor; the holder goes on, and siblings that ran for "
+    "a moment are frozen again",
+    "by the siblings' own clocks: each notes when it ran, every 0.2 ms",
+]
 
 
 def _recover(stage: Stage, pulses: list[Pulse], victim: str) -> int:
@@ -249,10 +249,10 @@ def busy(quick: bool) -> Part:
     """The same beside processes that krex knows nothing of."""
     part = Part("busy", f"The same beside {HOGS} busy processes that are not krex's")
     for freezer in FREEZERS:
-        part.rows += _entry_rows(freezer, 7, 0, 20 if quick else 100, None, HOGS)
+        part.rows.append(_entry_row(freezer, 7, 0, 2 if quick else 10, None, HOGS))
     for freezer in FREEZERS:
         part.rows += _recovery_rows(freezer, 5 if quick else 30, 3 if quick else 10, HOGS)
-    part.notes += _entry_notes() + _recovery_notes()
+    part.notes += ENTRY_NOTES + RECOVERY_NOTES
     return part
 
 
@@ -272,8 +272,9 @@ def scale(quick: bool) -> Part:
             freezes = [it["freeze"] for it in results]
             what = f"the last of {count} tenants of one thread frozen"
             part.rows.append(Row(what, "ms", spread(freezes, 1e3), len(freezes), aim))
-            what = f"supervisor with {count + 1} tenants, both halves (PSS)"
-            part.rows.append(Row(what, "MB", {"median": _pss(stage.supervisor())}, 1, 3.0))
+            what = f"supervisor with {count + 1} tenants, both halves"
+            part.rows.append(Row(what, "MB", _memory(stage.supervisor()), 1, 3.0))
+    part.notes.append("memory is PSS; segment: of it, pages of the shared segment")
     for freezer in FREEZERS:
         with Stage(freezer) as stage:
             stage.siblings(1, 1)  # keeps the supervisor up
@@ -281,14 +282,19 @@ def scale(quick: bool) -> Part:
     return part
 
 
-def _pss(pair: dict[str, Any]) -> float:
+def _memory(pair: dict[str, Any]) -> dict[str, float]:
     """Megabytes of both halves of a supervisor; what is shared with others counts in part."""
-    total = 0
+    total = segment = 0
     for pid in (pair["pid"], pair["worker_pid"]):
-        table = Path(f"/proc/{pid}/smaps_rollup").read_text()
-        found = re.search(r"^Pss:\s+(\d+) kB", table, re.MULTILINE)
-        total += int(found[1]) if found else 0
-    return total * 1024 / 1e6
+        mapping = ""
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            words = line.split()
+            if words[0] == "Pss:":
+                total += int(words[1])
+                segment += int(words[1]) if mapping.endswith("/segment") else 0
+            elif not words[0].endswith(":"):
+                mapping = words[-1]
+    return {"median": total * 1024 / 1e6, "segment": segment * 1024 / 1e6}
 
 
 def _launch_row(stage: Stage, freezer: str, repeats: int) -> Row:

@@ -86,7 +86,8 @@ class Stage:
         )
         self._processes: list[subprocess.Popen[str]] = []
         self._forked: set[int] = set()
-        self._pulses: list[Pulse] = []
+        self._pulses = 0
+        self._opened = contextlib.ExitStack()
 
     def __enter__(self) -> Stage:
         return self
@@ -104,8 +105,7 @@ class Stage:
                 process.kill()
         for process in self._processes:
             process.communicate()
-        for pulse in self._pulses:
-            pulse.close()
+        self._opened.close()
         subprocess.run(
             [KREX, "recover", "--purge"],
             env=self.environment,
@@ -140,15 +140,32 @@ class Stage:
         for _ in range(count):
             words = ["sibling", f"--threads={threads}", f"--busy={busy}"]
             if pulses:
-                path = self.runtime_dir / f"pulse-{len(self._pulses)}"
+                path = self.runtime_dir / f"pulse-{self._pulses}"
+                self._pulses += 1
                 pulse = Pulse(path)
-                self._pulses.append(pulse)
+                self._opened.callback(pulse.close)
                 found.append(pulse)
                 words.append(f"--pulse={path}")
             started.append(self.actor(*words))
         for process in started:
             expect(process, "ready")
         return found
+
+    def groups(self) -> Groups:
+        """The cgroups of all tenants."""
+        mount = next(
+            Path(words[4])
+            for line in Path("/proc/self/mountinfo").read_text().splitlines()
+            if "cgroup2" in (words := line.split())
+        )
+        directories = []
+        for tenant in self.status()["tenants"]:
+            lines = Path(f"/proc/{tenant['pid']}/cgroup").read_text().splitlines()
+            path = next(line[3:] for line in lines if line.startswith("0::"))
+            directories.append(mount / path.lstrip("/"))
+        groups = Groups(directories)
+        self._opened.callback(groups.close)
+        return groups
 
     def holder(self) -> Holder:
         process = self.actor("holder")
@@ -199,6 +216,37 @@ class Stage:
             raise RuntimeError("no supervisor is alive")
         found: dict[str, Any] = alive[0]
         return found
+
+
+class Groups:
+    """Cgroups that are frozen without krex: what the kernel itself takes."""
+
+    def __init__(self, directories: Sequence[Path]) -> None:
+        self._controls = [os.open(it / "cgroup.freeze", os.O_WRONLY) for it in directories]
+        self._events = [os.open(it / "cgroup.events", os.O_RDONLY) for it in directories]
+
+    def freeze_and_thaw(self, hold: float, pause: float) -> float:
+        """Seconds until all are frozen."""
+        try:
+            start = time.perf_counter()
+            self._set(b"1")
+            left = self._events
+            while left:
+                left = [it for it in left if b"frozen 1" not in os.pread(it, 128, 0)]
+            seconds = time.perf_counter() - start
+            time.sleep(hold)
+        finally:
+            self._set(b"0")
+        time.sleep(pause)
+        return seconds
+
+    def _set(self, value: bytes) -> None:
+        for control in self._controls:
+            os.pwrite(control, value, 0)
+
+    def close(self) -> None:
+        for descriptor in (*self._controls, *self._events):
+            os.close(descriptor)
 
 
 class Holder:
