@@ -18,6 +18,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -275,6 +276,11 @@ def show(policies: Sequence[Policy], cpus: set[int]) -> None:
         f"\n{len(solo.results)} commands per policy on {len(cpus)} CPUs, "
         f"at most {ungated.width} at once, numpy pinned to one thread each"
     )
+    if share_close(solo, solo) < 0.6:
+        print(
+            "solo itself repeats poorly: something else disturbs this machine, so that none of "
+            "this says much"
+        )
     for reason, count in Counter(
         reason for it in regions.results for reason in it["reasons"]
     ).most_common(3):
@@ -324,6 +330,7 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as with Ctrl-C
     parser = argparse.ArgumentParser(
         description="Show evaluation commands solo, ungated and with regions, as a table."
     )
