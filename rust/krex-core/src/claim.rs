@@ -81,6 +81,9 @@ pub(crate) fn claim(
         if segment.is_retired() {
             return Err(purged(client));
         }
+        if queued.is_some() {
+            entry.show();
+        }
         let seen = gate.load();
         let mut pause = SLICE;
         // A place in the queue is needed as soon as anybody else is there.
@@ -109,6 +112,9 @@ pub(crate) fn claim(
                     continue;
                 };
                 let tenure = Tenure { client, device, word, supervisors: Vec::new(), kept: false };
+                if let (true, Some((_, key))) = (ahead > 0, &queued) {
+                    queue::overtake(entries(), device, *key);
+                }
                 if segment.is_retired() {
                     return Err(purged(client));
                 }

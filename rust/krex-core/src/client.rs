@@ -334,6 +334,7 @@ impl Client {
 
     fn claim_submitter(&self, device: usize) -> Result<usize> {
         for (slot, submitter) in self.segment.submitters.iter().enumerate() {
+            self.segment.submitters_mark.raise(slot);
             let Some(owner) =
                 tenant::claim_slot(&submitter.owner, self.identity.pid, self.supervisor)
             else {

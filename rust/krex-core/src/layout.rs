@@ -71,6 +71,29 @@ impl<const WORDS: usize> Bitmap<WORDS> {
     }
 }
 
+/// How many slots of a table were ever in use, so that the rest of it, which may be megabytes, is
+/// never touched.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Mark {
+    used: AtomicU64,
+}
+
+impl Mark {
+    /// Slot `index` is about to be claimed.
+    pub fn raise(&self, index: usize) {
+        // SeqCst, before the claim: whoever scans after a claim looks as far as its slot.
+        if self.used.load(Ordering::Relaxed) <= index as u64 {
+            self.used.fetch_max(index as u64 + 1, Ordering::SeqCst);
+        }
+    }
+
+    /// The number of slots to look at, of `capacity`.
+    pub fn used(&self, capacity: usize) -> usize {
+        (self.used.load(Ordering::SeqCst) as usize).min(capacity)
+    }
+}
+
 /// A device. Devices are found by the hash of their name and are never freed.
 #[repr(C, align(128))]
 pub struct Device {
@@ -277,6 +300,9 @@ pub struct Stopped {
 #[repr(C)]
 pub struct Layout {
     pub header: Header,
+    pub tenants_mark: Mark,
+    pub submitters_mark: Mark,
+    pub stopped_mark: Mark,
     pub live_tenants: Bitmap<{ TENANTS / 64 }>,
     pub live_submitters: Bitmap<{ SUBMITTERS / 64 }>,
     pub devices: [Device; DEVICES],
@@ -284,6 +310,18 @@ pub struct Layout {
     pub tenants: [Tenant; TENANTS],
     pub submitters: [Submitter; SUBMITTERS],
     pub stopped: [Stopped; STOPPED],
+}
+
+impl Layout {
+    /// How many tenant slots were ever in use.
+    pub fn tenants_used(&self) -> usize {
+        self.tenants_mark.used(TENANTS)
+    }
+
+    /// How many submitter slots were ever in use.
+    pub fn submitters_used(&self) -> usize {
+        self.submitters_mark.used(SUBMITTERS)
+    }
 }
 
 /// Size of the file in bytes.

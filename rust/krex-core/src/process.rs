@@ -50,11 +50,18 @@ impl Stat {
 
     /// Reads `/proc/PID/stat`; `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&read_lossy(&format!("/proc/{pid}/stat"))?)
+        Self::read(&format!("/proc/{pid}/stat"))
     }
 
     pub fn of_self() -> Option<Self> {
-        Self::parse(&read_lossy("/proc/self/stat")?)
+        Self::read("/proc/self/stat")
+    }
+
+    /// Reads a `stat` file in one go: it is short, and there may be very many.
+    pub fn read(path: &str) -> Option<Self> {
+        let mut buffer = [0; 1024];
+        let length = io::Read::read(&mut fs::File::open(path).ok()?, &mut buffer).ok()?;
+        Self::parse(&String::from_utf8_lossy(&buffer[..length]))
     }
 
     /// It has stopped running for good, though its parent may not have waited for it yet. A

@@ -1,15 +1,16 @@
 //! The queue of a device: a (priority, ticket) per waiting tenant, no lock, no baton.
 //!
-//! Nobody passes the turn on. Everyone who waits can compute whose turn it is, and a waiter that
-//! does not take its turn (stopped, dying) is overtaken after [`TURN`], so that it holds up
-//! nobody.
+//! Nobody passes the turn on. Everyone who waits can compute whose turn it is. A waiter that does
+//! not take its turn (stopped, say) is overtaken after [`TURN`] and marked absent: nobody waits
+//! for it again, until it is there to take the mark away.
 
 use std::time::Duration;
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// How long the gate stays reserved for each waiter ahead before the next may take the turn.
-pub const TURN: Duration = Duration::from_millis(50);
+/// How long the gate stays reserved for each waiter ahead before the next may take the turn. On a
+/// machine with eight busy processes per core, 50 ms were at times too short to take it.
+pub const TURN: Duration = Duration::from_millis(200);
 
 const TICKET_BITS: u32 = 56;
 
@@ -38,20 +39,29 @@ pub fn draw_ticket(counter: &AtomicU64) -> u64 {
 pub struct Entry {
     key: AtomicU64,
     device: AtomicU64,
+    /// 1: it did not take its turn.
+    absent: AtomicU64,
 }
 
 impl Entry {
     #[cfg(loom)]
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        Self { key: AtomicU64::new(0), device: AtomicU64::new(0) }
+        Self { key: AtomicU64::new(0), device: AtomicU64::new(0), absent: AtomicU64::new(0) }
     }
 
     pub fn join(&self, device: usize, key: Key) {
         self.device.store(device as u64, Ordering::Relaxed);
+        self.show();
         // Release: whoever sees the key sees the device that it is for. SeqCst, since a waiter
         // that joins and then finds the gate taken relies on the leaver's wake-up.
         self.key.store(key.0, Ordering::SeqCst);
+    }
+
+    /// Says that the waiter is there.
+    pub fn show(&self) {
+        // Relaxed: a hint about time; whoever has the turn is decided by the gate alone.
+        self.absent.store(0, Ordering::Relaxed);
     }
 
     pub fn leave(&self) {
@@ -66,12 +76,24 @@ impl Entry {
     }
 }
 
-/// How many of `entries` are ahead of `mine` for `device`.
+/// How many of `entries` are ahead of `mine` for `device`, and there.
 pub fn ahead<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: Key) -> u32 {
     if crate::hooks::sabotaged("queue_order") {
         return 0;
     }
-    entries.filter_map(|entry| entry.key_for(device)).filter(|key| *key < mine).count() as u32
+    // Relaxed: see `show`.
+    entries
+        .filter(|entry| entry.key_for(device).is_some_and(|key| key < mine))
+        .filter(|entry| entry.absent.load(Ordering::Relaxed) == 0)
+        .count() as u32
+}
+
+/// Marks those of `entries` that are ahead of `mine` as absent: `mine` overtook them.
+pub fn overtake<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: Key) {
+    for entry in entries.filter(|entry| entry.key_for(device).is_some_and(|key| key < mine)) {
+        // Relaxed: see `show`.
+        entry.absent.store(1, Ordering::Relaxed);
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -51,7 +51,7 @@ pub fn ring_for(segment: &Layout, tenants: impl Iterator<Item = usize>) {
 /// were frozen.
 pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
     let mut thawed = Vec::new();
-    for index in 0..TENANTS {
+    for index in 0..segment.tenants_used() {
         let tenant = &segment.tenants[index];
         let owner = tenant.owner();
         if owner.supervisor() != slot || owner.is_free() {
@@ -75,7 +75,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
             thawed.push(tenant.name.get());
         }
     }
-    continue_all(&segment.stopped, slot);
+    continue_all(segment, slot);
     thawed
 }
 

@@ -211,8 +211,9 @@ fn close(
     if hooks::sabotaged("hold") {
         let _ = client.gate(index).open(tenure.word);
     }
-    if !siblings.is_empty() {
-        // The holder's supervisor watches its progress from here on.
+    if !siblings.is_empty() && !tenure.supervisors.contains(&client.supervisor) {
+        // The holder's supervisor watches its progress from here on; one that has frozen
+        // siblings looks by itself.
         supervision::ring(segment, client.supervisor);
     }
     tenure.kept = true;
@@ -251,9 +252,8 @@ fn await_stage(
         // Acquire: partner of the supervisors' Release; read before the acknowledgements, so
         // that one that comes after them changes it and the wait returns at once.
         let seen = acknowledged.load(Ordering::Acquire);
-        let missing: Vec<&Sibling> =
-            siblings.iter().filter(|it| !it.has_reached(segment, device, tenure, stage)).collect();
-        if missing.is_empty() {
+        let is_missing = |it: &&Sibling| !it.has_reached(segment, device, tenure, stage);
+        if !siblings.iter().any(|it| is_missing(&it)) {
             return Ok(true);
         }
         let word = client.gate(device).load();
@@ -265,8 +265,10 @@ fn await_stage(
         }
         if next_look.has_passed() {
             next_look = Deadline::after(Duration::from_millis(100));
-            let (own, others): (Vec<&Sibling>, Vec<&Sibling>) =
-                missing.iter().partition(|it| it.supervisor == client.supervisor);
+            let (own, others): (Vec<&Sibling>, Vec<&Sibling>) = siblings
+                .iter()
+                .filter(is_missing)
+                .partition(|it| it.supervisor == client.supervisor);
             if !own.is_empty() {
                 client.revive_supervisor(host);
             } else if others.iter().all(|it| !segment.is_supervisor_alive(it.supervisor)) {
@@ -348,7 +350,10 @@ impl Region {
             || gate.load().is_open();
         let mut verified = true;
         let mut word = self.word;
-        if !self.joined && !revoked && !self.siblings.is_empty() {
+        let section = &self.client.segment.devices[self.device];
+        // Siblings that the stall breaker thawed need no second look.
+        let stalled = section.stalled_tenure.load(Ordering::Acquire) == self.word.tenure();
+        if !self.joined && !revoked && !stalled && !self.siblings.is_empty() {
             match gate.advance(self.word, Phase::Leaving) {
                 Ok(leaving) => {
                     word = leaving;

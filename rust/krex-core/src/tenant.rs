@@ -70,6 +70,7 @@ pub fn register(
 
 fn claim(segment: &Segment, pid: i32, supervisor: usize) -> Result<(usize, OwnerWord)> {
     for (slot, tenant) in segment.tenants.iter().enumerate() {
+        segment.tenants_mark.raise(slot);
         if let Some(owner) = claim_slot(&tenant.owner, pid, supervisor) {
             segment.live_tenants.insert(slot);
             return Ok((slot, owner));

@@ -65,7 +65,7 @@ impl<'a> Charge<'a> {
         let tenant = &segment.tenants[slot];
         let start_time = tenant.start_time.load(Ordering::Acquire);
         let kind = Kind::from_word(tenant.freezer.load(Ordering::Acquire));
-        let journal = Journal { entries: &segment.stopped, supervisor, tenant: slot };
+        let journal = Journal { segment, supervisor, tenant: slot };
         let group = match kind {
             Kind::Cgroup2 => Group::at(&tenant.cgroup.get()),
             _ => None,
@@ -218,7 +218,7 @@ impl<'a> Charge<'a> {
         if hooks::sabotaged("freeze") || hooks::sabotaged("verify") {
             return true;
         }
-        self.freezer(extent).is_some_and(|it| it.is_frozen(processes).unwrap_or(false))
+        self.freezer(extent).is_some_and(|it| it.is_still_frozen(processes).unwrap_or(false))
     }
 
     /// Lets it run. If the kernel refuses, the progress stays as it was and the next round tries
@@ -266,6 +266,14 @@ impl<'a> Charge<'a> {
         }
         let ticks = self.members.as_mut().map_or(0, |it| it.cpu_ticks(processes));
         ticks * (clock::SECOND / rustix::param::clock_ticks_per_second().max(1))
+    }
+
+    /// The part of it that is quickly had: of a tree, the root's. `None` if there is no other.
+    pub fn quick_cpu_time(&self) -> Option<u64> {
+        if self.group.is_some() {
+            return None;
+        }
+        Some(process::Stat::of(self.owner.pid()).map_or(0, |it| it.cpu_ticks))
     }
 
     /// Ends it at its time limit: first politely, then, `killing`, for good.

@@ -25,7 +25,7 @@ impl Worker<'_> {
         let mut gone = Vec::new();
         let mut waiting = false;
         for (slot, charge) in &mut self.charges {
-            let hinted = self.exits.tenants[*slot].load(Ordering::Acquire);
+            let hinted = self.exits.tenants[*slot].swap(false, Ordering::AcqRel);
             charge.root_ended |= hinted && has_ended(charge);
         }
         let ended: Vec<usize> =
@@ -55,8 +55,10 @@ impl Worker<'_> {
     }
 
     /// What no ring announces.
-    pub(crate) fn keep_house(&mut self, processes: &mut ProcessTable) {
-        for (slot, tenant) in self.segment.tenants.iter().enumerate() {
+    pub(crate) fn keep_house(&mut self) {
+        let mut processes = ProcessTable::default();
+        let highest = self.segment.tenants_used();
+        for (slot, tenant) in self.segment.tenants[..highest].iter().enumerate() {
             let owner = tenant.owner();
             // Died while it registered. A starting process is not a dead one.
             let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
@@ -64,7 +66,8 @@ impl Worker<'_> {
                 tenant::release(self.segment, slot, owner);
             }
         }
-        for (slot, submitter) in self.segment.submitters.iter().enumerate() {
+        let highest = self.segment.submitters_used();
+        for (slot, submitter) in self.segment.submitters[..highest].iter().enumerate() {
             let owner = submitter.owner();
             let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
             if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
@@ -74,7 +77,7 @@ impl Worker<'_> {
         self.free_submitters(true);
         for (slot, charge) in &mut self.charges {
             // Without a group, who belongs to it must be learned while the tree shows it.
-            charge.is_populated(processes);
+            charge.is_populated(&mut processes);
             self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
         }
         self.give_up_deserted();

@@ -29,7 +29,10 @@ const LEAST: u64 = MILLISECOND / 2;
 #[derive(Clone, Copy, Debug)]
 pub struct Watched {
     word: GateWord,
+    /// As last read, in nanoseconds; zero before the first look.
     cpu_time: u64,
+    /// The same for what is quickly had.
+    quick_cpu_time: u64,
     pub sampled_at: u64,
     /// When it last was seen to have run.
     progress_at: u64,
@@ -37,8 +40,19 @@ pub struct Watched {
 
 impl Watched {
     /// Begins to watch the tenure of `word`.
-    pub fn begin(word: GateWord, cpu_time: u64, now: u64) -> Self {
-        Self { word, cpu_time, sampled_at: now, progress_at: now }
+    pub fn begin(word: GateWord, now: u64) -> Self {
+        Self { word, cpu_time: 0, quick_cpu_time: 0, sampled_at: now, progress_at: now }
+    }
+
+    /// Whether a quick look is enough: the holder's root process has run since the last.
+    pub fn ran(&mut self, quick_cpu_time: u64, now: u64) -> bool {
+        let ran = quick_cpu_time > self.quick_cpu_time;
+        self.quick_cpu_time = quick_cpu_time;
+        if ran {
+            self.sampled_at = now;
+            self.progress_at = now;
+        }
+        ran
     }
 
     pub fn is_about(&self, word: GateWord) -> bool {
@@ -125,11 +139,21 @@ impl Worker<'_> {
             return;
         }
         self.wake_at(now + SAMPLE_INTERVAL);
+        match &mut self.watched[index] {
+            Some(watched) if watched.is_about(word) => {
+                let quick = self.charges.get(&word.holder()).and_then(|it| it.quick_cpu_time());
+                if quick.is_some_and(|quick| watched.ran(quick, now)) {
+                    return;
+                }
+            }
+            other => {
+                // Nothing is read in the first moments: the holder is warming up.
+                *other = Some(Watched::begin(word, now));
+                return;
+            }
+        }
         let cpu_time = self.holders_cpu_time(word.holder(), processes);
-        let watched = match &mut self.watched[index] {
-            Some(watched) if watched.is_about(word) => watched,
-            other => other.insert(Watched::begin(word, cpu_time, now)),
-        };
+        let Some(watched) = &mut self.watched[index] else { return };
         if watched.look(cpu_time, now) < STALL_LIMIT {
             return;
         }
@@ -202,9 +226,10 @@ mod tests {
     #[test]
     fn a_holder_that_does_not_run_is_noticed_and_one_that_does_is_not() {
         let word = GateWord::new(1, 0, Phase::Held);
-        let mut idle = Watched::begin(word, 100, 0);
-        assert_eq!(idle.look(100, STALL_LIMIT), STALL_LIMIT);
-        assert_eq!(idle.look(100 + LEAST, 2 * STALL_LIMIT), 0);
+        let mut idle = Watched::begin(word, 0);
+        assert_eq!(idle.look(LEAST * 2, 0), 0, "the first look only begins");
+        assert_eq!(idle.look(LEAST * 2, STALL_LIMIT), STALL_LIMIT);
+        assert_eq!(idle.look(LEAST * 3, 2 * STALL_LIMIT), 0);
         assert_eq!(idle.look(5, 3 * STALL_LIMIT), 0, "a child ended");
         assert_eq!(
             idle.look(5 + LEAST - 1, 4 * STALL_LIMIT),

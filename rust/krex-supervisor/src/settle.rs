@@ -6,6 +6,7 @@ use krex_core::clock;
 use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
+use krex_core::layout::DEVICES;
 use krex_core::sync;
 use krex_core::tenant;
 use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Stage};
@@ -96,7 +97,7 @@ impl Worker<'_> {
         };
         for ((index, word), drained) in causes.into_iter().zip(drained) {
             if let Some(drained) = drained {
-                self.acknowledge(slot, index, word, drained, outcome);
+                self.acknowledge(slot, index, word, drained, outcome, processes);
             }
         }
     }
@@ -158,6 +159,7 @@ impl Worker<'_> {
         word: GateWord,
         drained: Drained,
         (frozen, obstacle): (Frozen, Obstacle),
+        processes: &mut ProcessTable,
     ) {
         let tenant = &self.segment.tenants[slot];
         let section = &self.segment.devices[index];
@@ -177,16 +179,25 @@ impl Worker<'_> {
                 return;
             };
             hooks::fault("verifying");
-            // A fresh table: the round's may be from before somebody continued it.
-            ack.disturbed |= !charge.is_still_frozen(&mut ProcessTable::default());
+            ack.disturbed |= !charge.is_still_frozen(processes);
             ack.stage = Stage::Verified;
         } else {
             return;
         }
         hooks::fault("acknowledging");
-        // Release: partner of the Acquire in the holder's reading of the count below.
+        // Release: partner of the Acquire in the holder's reading.
         tenant.acks[index].store(ack.pack(), Ordering::Release);
-        section.acknowledged.fetch_add(1, Ordering::Release);
-        sync::wake_all(&section.acknowledged);
+        self.acknowledged |= 1 << index;
+    }
+
+    /// Wakes the holders for whom something was acknowledged, once each.
+    pub(crate) fn tell_holders(&mut self) {
+        let devices = std::mem::take(&mut self.acknowledged);
+        for index in (0..DEVICES).filter(|index| devices & (1 << index) != 0) {
+            let acknowledged = &self.segment.devices[index].acknowledged;
+            // Release: partner of the Acquire in `await_stage`, which then finds what was stored.
+            acknowledged.fetch_add(1, Ordering::Release);
+            sync::wake_all(acknowledged);
+        }
     }
 }

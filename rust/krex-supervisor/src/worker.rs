@@ -56,6 +56,8 @@ pub struct Worker<'a> {
     /// Per supervisor slot: since when nobody serves it though it has tenants.
     pub(crate) deserted_since: [u64; SUPERVISORS],
     pub(crate) unused_since: Option<u64>,
+    /// Bit i: something was acknowledged for device i in this round.
+    pub(crate) acknowledged: u64,
     /// When this round wants the next one.
     pub(crate) next: u64,
 }
@@ -89,6 +91,7 @@ impl<'a> Worker<'a> {
             housekeeping_at: 0,
             deserted_since: [0; SUPERVISORS],
             unused_since: None,
+            acknowledged: 0,
             next: 0,
         })
     }
@@ -135,18 +138,22 @@ impl<'a> Worker<'a> {
     fn round(&mut self) {
         let now = clock::now();
         self.next = now + HOUSEKEEPING;
-        let mut processes = ProcessTable::default();
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING;
-            self.keep_house(&mut processes);
+            self.keep_house();
         }
         self.adopt();
-        self.notice_exits(&mut processes);
+        self.notice_exits(&mut ProcessTable::default());
         for index in device::in_use(self.segment) {
             let word = self.segment.devices[index].gate().load();
             if self.seen[index].0 != word {
                 self.seen[index] = (word, now);
             }
+        }
+        // Read, if at all, after the gates: what is seen in it holds for the phases seen.
+        let mut processes = ProcessTable::default();
+        for index in device::in_use(self.segment) {
+            let word = self.seen[index].0;
             self.find_foreign_holder(word);
             self.judge_holder(index, word, &mut processes);
         }
@@ -154,6 +161,7 @@ impl<'a> Worker<'a> {
         for slot in &slots {
             self.settle(*slot, &mut processes);
         }
+        self.tell_holders();
         self.enforce_limits(&mut processes);
         if self.charges.values().any(|it| it.progress != Progress::Running) {
             self.wake_at(now + WHILE_FROZEN);
@@ -193,7 +201,7 @@ impl<'a> Worker<'a> {
     /// Whether the pair has had no tenant for a while, and none comes at the last moment.
     fn is_unused(&mut self) -> bool {
         let used = || {
-            self.segment.tenants.iter().any(|it| {
+            self.segment.tenants[..self.segment.tenants_used()].iter().any(|it| {
                 let owner = it.owner();
                 owner.supervisor() == self.slot && !owner.is_free()
             })

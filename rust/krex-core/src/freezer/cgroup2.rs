@@ -52,6 +52,10 @@ impl Freezer for Cgroup2 {
         }
     }
 
+    fn is_still_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool> {
+        self.is_frozen(processes)
+    }
+
     fn thaw(&mut self) -> io::Result<()> {
         // Also after a freeze that did not complete in time: it would complete later.
         self.write(b"0")

@@ -89,6 +89,12 @@ pub trait Freezer {
     /// As `start`.
     fn is_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool>;
 
+    /// Whether a tenant that was frozen still is; changes nothing.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    fn is_still_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool>;
+
     /// Lets everything run again that `start` froze.
     ///
     /// # Errors

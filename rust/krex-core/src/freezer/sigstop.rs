@@ -12,14 +12,14 @@ use rustix::process::Signal;
 
 use super::{Freezer, ProcessTable};
 use crate::cgroup::Group;
-use crate::layout::{STOPPED, Stopped};
+use crate::layout::{Layout, STOPPED};
 use crate::process::{self, Stat};
 use crate::word::{OwnerWord, SlotState};
 
 /// The journal of stopped processes: one fixed table for all supervisors.
 #[derive(Clone, Copy)]
 pub struct Journal<'a> {
-    pub entries: &'a [Stopped; STOPPED],
+    pub segment: &'a Layout,
     /// The slot of the supervisor that writes.
     pub supervisor: usize,
     /// The slot of the tenant.
@@ -31,7 +31,8 @@ impl Journal<'_> {
     fn note(&self, process: &Stat) -> io::Result<usize> {
         let owner =
             OwnerWord::new(self.tenant as u64, process.pid, self.supervisor, SlotState::Live);
-        for (place, entry) in self.entries.iter().enumerate() {
+        for (place, entry) in self.segment.stopped.iter().enumerate() {
+            self.segment.stopped_mark.raise(place);
             // The start time is written first: whoever sees the entry live sees its start time.
             // Only supervisors write here, and each entry is claimed by Starting beforehand.
             let free = entry.owner.load(Ordering::Acquire);
@@ -50,7 +51,7 @@ impl Journal<'_> {
     }
 
     fn erase(&self, place: usize) {
-        self.entries[place].owner.store(0, Ordering::Release);
+        self.segment.stopped[place].owner.store(0, Ordering::Release);
     }
 }
 
@@ -59,9 +60,10 @@ fn swap(word: &AtomicU64, from: u64, to: u64) -> bool {
 }
 
 /// Continues everything that the journal holds for `supervisor`; for whoever takes over.
-pub fn continue_all(entries: &[Stopped; STOPPED], supervisor: usize) -> usize {
+pub fn continue_all(segment: &Layout, supervisor: usize) -> usize {
     let mut continued = 0;
-    for entry in entries.iter().rev() {
+    let used = segment.stopped_mark.used(STOPPED);
+    for entry in segment.stopped[..used].iter().rev() {
         let owner = OwnerWord(entry.owner.load(Ordering::Acquire));
         if owner.is_free() || owner.supervisor() != supervisor {
             continue;
@@ -98,6 +100,8 @@ pub struct Sigstop<'a> {
     seen: Vec<(i32, u64)>,
     /// What was stopped, in this order, with its place in the journal.
     stopped: Vec<(i32, u64, usize)>,
+    /// All of them were seen stopped, with all their threads.
+    all_stopped: bool,
 }
 
 impl<'a> Sigstop<'a> {
@@ -109,6 +113,7 @@ impl<'a> Sigstop<'a> {
             spared: Vec::new(),
             seen: Vec::new(),
             stopped: Vec::new(),
+            all_stopped: false,
         }
     }
 
@@ -211,18 +216,30 @@ impl Freezer for Sigstop<'_> {
     fn start(&mut self, processes: &mut ProcessTable) -> io::Result<()> {
         let members = self.list(processes.get());
         self.seen = members.iter().map(|it| (it.pid, it.start_time)).collect();
+        self.all_stopped = false;
         self.stop_new(&members)
     }
 
     fn is_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool> {
-        // Whoever is stopped only now, because it was born meanwhile, may have had a child
-        // meanwhile: frozen is a tree in which a whole look found nobody to stop.
+        if !self.all_stopped {
+            // Those that are known first: going through all processes takes much longer. And not
+            // in this round: its table may be older than the last one's stop.
+            self.all_stopped = self.stopped.iter().all(|it| all_threads_stopped(it.0));
+            return Ok(false);
+        }
         let members = self.list(processes.get());
         self.seen = members.iter().map(|it| (it.pid, it.start_time)).collect();
         let before = self.stopped.len();
         self.stop_new(&members)?;
-        Ok(self.stopped.len() == before
-            && members.iter().all(|member| all_threads_stopped(member.pid)))
+        // Whoever is stopped only now, because it was born meanwhile, may have had a child
+        // meanwhile: frozen is a tree in which a whole look found nobody to stop.
+        self.all_stopped = self.stopped.len() == before;
+        Ok(self.all_stopped && members.iter().all(|it| it.is_stopped()))
+    }
+
+    fn is_still_frozen(&mut self, processes: &mut ProcessTable) -> io::Result<bool> {
+        // SIGCONT resumes all threads, so the process's own state is enough.
+        Ok(self.list(processes.get()).iter().all(|it| it.is_stopped()))
     }
 
     fn thaw(&mut self) -> io::Result<()> {
