@@ -19,8 +19,8 @@ from typing import Any
 DEFAULT = "cpu"
 # How long the gate stays reserved for each waiter ahead.
 TURN = 0.05
-# A holder with less of a gap in its use of the CPU than this cannot have been taken for stalled.
-STARVED = 0.15
+# A holder that burns CPU time at least this often cannot have been taken for stalled.
+STARVED = 0.1
 
 CLAIM = "hold"
 SUBMISSIONS = ("submit", "begin_submission")
@@ -44,7 +44,6 @@ class Operation:
     # Who was there when a claim was sent: to be frozen, and in flight.
     siblings: list[Process] = field(default_factory=list)
     flights: list[tuple[Process, Flight]] = field(default_factory=list)
-    tenants: set[int] = field(default_factory=set)
     # The process was stopped meanwhile: its turn may have been taken away.
     was_stopped: bool = False
 
@@ -161,8 +160,8 @@ class Model:
         self.current: dict[str, Region] = {}
         self.regions: list[Region] = []
         self.submissions: list[Submission] = []
-        # Per device: the last view in which the gate was closed.
-        self.closed_views: dict[str, View] = {}
+        # Per device and epoch: the last view in which the gate was closed.
+        self.closed_views: dict[str, dict[int, View]] = {}
         self.epochs: dict[str, int] = {}
         self.phases: dict[Process, str] = {}
         self.decisions = 0
@@ -240,7 +239,6 @@ class Model:
                 for flight in it.flights
                 if flight.device == device
             ]
-            operation.tenants = set(view.tenants)
         elif operation.word in ("leave", "leave_code"):
             leaves_all = operation.word == "leave_code"
             for region in process.regions if leaves_all else process.regions[-1:]:
@@ -292,7 +290,7 @@ class Model:
             operation.max_hold,
             [it for it in operation.siblings if it.is_alive],
             [(it, flight) for it, flight in operation.flights if flight in it.flights],
-            operation.tenants,
+            set(view.tenants),
             held_until=entered,
             was_stopped=operation.was_stopped,
         )
@@ -327,9 +325,11 @@ class Model:
     def _check_order(self, region: Region, operation: Operation) -> None:
         """I5: whoever overtakes has left a turn to each that was ahead."""
         device, process = region.device, region.process
-        view = self.closed_views.get(device)
-        if view is None or view.epoch(device) >= region.epoch:
+        views = self.closed_views.get(device, {})
+        epoch = max((it for it in views if it < region.epoch), default=None)
+        if epoch is None:
             return
+        view = views[epoch]
         queue: list[str] = view.devices[device]["queue"]
         own = view.tenants.get(process.pid, {}).get("name")
         ahead = []
@@ -402,7 +402,7 @@ class Model:
             if sibling["drained"] in undrained:
                 self._check_undrained(region, sibling["name"], view)
         if report["verdict"] == "clean":
-            if region.blemishes:
+            if region.blemishes and any(it.is_alive for it in region.siblings):
                 raise ViolationError(f"{region} is called clean, but {region.blemishes}: {report}")
             for sibling in report["siblings"]:
                 if sibling["frozen"] == "no" or sibling["drained"] in undrained:
@@ -416,7 +416,7 @@ class Model:
         for it in self.processes:
             if it is not root and it.parent is not root:
                 continue
-            busy = it.operation is not None and it.operation.word in (*SUBMISSIONS, "fork")
+            busy = it.operation is not None and it.operation.word not in (CLAIM, "ping", "say")
             flew = it.flew_until.get(region.device, 0.0) >= region.sent
             if busy or flew or it.flights:
                 return
@@ -506,10 +506,11 @@ class Model:
             region.is_over = True
         process.regions.clear()
 
-    def supervisor_was_replaced(self) -> None:
+    def supervisor_was_replaced(self, hit_at: float) -> None:
         """A half of the supervisor ended and the other took over: siblings ran for a moment."""
         for region in self.current.values():
-            if region.is_active() and any(it.is_alive for it in region.siblings):
+            began_before = region.is_active() and region.entered < hit_at
+            if began_before and any(it.is_alive for it in region.siblings):
                 region.blemishes.append("the supervisor was replaced")
 
     # --- what must be so, always ---
@@ -551,9 +552,7 @@ class Model:
     def _observe_holder(self, device: str, view: View) -> None:
         if view.is_open(device):
             return
-        closed = self.closed_views.get(device)
-        if closed is None or closed.at < view.at:
-            self.closed_views[device] = view
+        self.closed_views.setdefault(device, {})[view.epoch(device)] = view
         holder = self.holder(device, view)
         if holder is None or not holder.is_alive:
             return  # To be gone soon: `unmet` sees to it.

@@ -29,7 +29,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -52,12 +51,17 @@ class Arena:
         self.stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self.nursery = Nursery(str(self.machine.runtime_dir), self.machine.environment, self.stderr)
         # The supervisor stays as long as it has a tenant; this one is in nobody's way.
-        self.keeper = self.nursery.start(["--device", "cpu:kept"], {})
+        self.keeper = self.nursery.start(["--device", "cpu:kept"], {"KREX_LOG": "info"})
         self.number = 0
         wait_until(self.has_supervisor, "the supervisor runs")
 
     def snapshot(self) -> dict[str, Any]:
         return krex.snapshot(str(self.machine.runtime_dir))
+
+    def log(self) -> str:
+        """What the supervisor wrote."""
+        path = self.machine.runtime_dir / "krex.log"
+        return path.read_text() if path.exists() else ""
 
     def has_supervisor(self) -> dict[str, Any] | None:
         """The pair, if both halves run."""
@@ -137,7 +141,7 @@ class Schedule(RuleBasedStateMachine):
         self.began = time.monotonic()
         self.statuses: dict[Process, int] = {}
         # Since then another fault of the supervisor would be a double one.
-        self.hit: dict[str, Any] | None = None
+        self.hit: tuple[dict[str, Any], float] | None = None
         Shared.schedules += 1
 
     # --- the machinery ---
@@ -157,7 +161,9 @@ class Schedule(RuleBasedStateMachine):
                 self.settle()
         except AssertionError as error:
             story = "\n".join(self.story)
-            raise AssertionError(f"{error}\n\nwhat happened:\n{story}") from error
+            log = "\n".join(self.arena.log().splitlines()[-30:])
+            text = f"{error}\n\nwhat happened:\n{story}\n\nkrex.log:\n{log}"
+            raise AssertionError(text) from error
         self.is_sound = was_sound
 
     def view(self) -> View:
@@ -251,6 +257,9 @@ class Schedule(RuleBasedStateMachine):
         return candidates[number % len(candidates)]
 
     # --- rules ---
+    #
+    # What is drawn must not depend on who was faster: Hypothesis wants the same for the same
+    # choices. So there are no preconditions: a rule that nobody is there for does another thing.
 
     def begin(self, is_run: bool, device: str, freezer: str) -> None:
         self.arena.number += 1
@@ -274,24 +283,25 @@ class Schedule(RuleBasedStateMachine):
             for is_run, freezer in kinds:
                 self.begin(is_run, "cpu", freezer)
 
-    @precondition(lambda self: len(self.model.alive()) < MOST)
     @rule(is_run=st.booleans(), device=devices, freezer=st.sampled_from(FREEZERS), is_hasty=hasty)
     def start(self, is_run: bool, device: str, freezer: str, is_hasty: bool) -> None:
         with self.step(is_hasty):
-            self.begin(is_run, device, freezer)
+            if len(self.model.alive()) < MOST:
+                self.begin(is_run, device, freezer)
 
     def parents(self) -> list[Process]:
         tenants = self.arena.snapshot()["tenants"]
         attached = {it["pid"] for it in tenants}
         return [it for it in self.idle() if it.parent is None and it.pid in attached]
 
-    @precondition(lambda self: len(self.model.alive()) < MOST and self.parents())
     @rule(number=many, is_hasty=hasty)
     def fork(self, number: int, is_hasty: bool) -> None:
+        if len(self.model.alive()) == MOST or not self.parents():
+            self.move_on(number, is_hasty)
+            return
         with self.step(is_hasty):
             self.order(self.choose(self.parents(), number), "fork", path=self.arena.nursery.path)
 
-    @precondition(lambda self: self.idle())
     @rule(
         number=many,
         device=devices,
@@ -311,6 +321,9 @@ class Schedule(RuleBasedStateMachine):
         drain_timeout: float,
         is_hasty: bool,
     ) -> None:
+        if not self.idle():
+            self.move_on(number, is_hasty)
+            return
         process = self.choose(self.idle(), number)
         if process.regions:
             device = process.regions[0].device
@@ -327,16 +340,29 @@ class Schedule(RuleBasedStateMachine):
                 drain_timeout=drain_timeout,
             )
 
+    @rule(
+        priorities=st.lists(st.sampled_from([0, 0, 0, 1, -1]), min_size=MOST, max_size=MOST),
+        is_hasty=hasty,
+    )
+    def rush(self, priorities: list[int], is_hasty: bool) -> None:
+        """All claim at once: some get into the queue before they are frozen."""
+        with self.step(is_hasty):
+            for process, priority in zip(self.idle(), priorities, strict=False):
+                if not process.regions:
+                    operation = Operation(CLAIM, time.monotonic(), "cpu", None, priority)
+                    self.send(process, operation, CLAIM, device="cpu", priority=priority)
+
     def holders(self) -> list[Process]:
         return [it for it in self.idle() if it.regions]
 
-    @precondition(lambda self: self.holders())
     @rule(number=many, is_hasty=hasty)
     def leave(self, number: int, is_hasty: bool) -> None:
+        if not self.holders():
+            self.move_on(number, is_hasty)
+            return
         with self.step(is_hasty):
             self.order(self.choose(self.holders(), number), "leave")
 
-    @precondition(lambda self: self.idle())
     @rule(
         number=many,
         device=devices,
@@ -347,6 +373,9 @@ class Schedule(RuleBasedStateMachine):
     def submit(
         self, number: int, device: str, word: str, timeout: float | None, is_hasty: bool
     ) -> None:
+        if not self.idle():
+            self.move_on(number, is_hasty)
+            return
         process = self.choose(self.idle(), number)
         if process.regions:
             device = process.regions[0].device  # Elsewhere it would wait, as a holder.
@@ -356,21 +385,25 @@ class Schedule(RuleBasedStateMachine):
     def submitters(self) -> list[Process]:
         return [it for it in self.idle() if it.flights]
 
-    @precondition(lambda self: self.submitters())
     @rule(number=many, is_hasty=hasty)
     def end_submission(self, number: int, is_hasty: bool) -> None:
+        if not self.submitters():
+            self.move_on(number, is_hasty)
+            return
         with self.step(is_hasty):
             process = self.choose(self.submitters(), number)
             operation = Operation("end_submission", time.monotonic(), process.flights[-1].device)
             self.send(process, operation, "end_submission")
 
-    @precondition(lambda self: self.idle())
     @rule(
         number=many,
         phase=st.sampled_from([None, "compiling", "warming_up", "idle"]),
         is_hasty=hasty,
     )
     def work(self, number: int, phase: str | None, is_hasty: bool) -> None:
+        if not self.idle():
+            self.move_on(number, is_hasty)
+            return
         process = self.choose(self.idle(), number)
         with self.step(is_hasty):
             if phase is None:
@@ -382,9 +415,11 @@ class Schedule(RuleBasedStateMachine):
     def runners(self) -> list[Process]:
         return [it for it in self.model.alive() if not it.is_stopped]
 
-    @precondition(lambda self: self.runners())
     @rule(number=many, is_hasty=hasty)
     def stop(self, number: int, is_hasty: bool) -> None:
+        if not self.runners():
+            self.move_on(number, is_hasty)
+            return
         process = self.choose(self.runners(), number)
         with self.step(is_hasty):
             self.look()
@@ -396,9 +431,11 @@ class Schedule(RuleBasedStateMachine):
     def stopped(self) -> list[Process]:
         return [it for it in self.model.alive() if it.is_stopped]
 
-    @precondition(lambda self: self.stopped())
     @rule(number=many, is_hasty=hasty)
     def resume(self, number: int, is_hasty: bool) -> None:
+        if not self.stopped():
+            self.move_on(number, is_hasty)
+            return
         with self.step(is_hasty):
             self.let_run(self.choose(self.stopped(), number))
 
@@ -407,7 +444,6 @@ class Schedule(RuleBasedStateMachine):
         self.model.resume(process)
         os.kill(process.pid, signal.SIGCONT)
 
-    @precondition(lambda self: self.model.alive())
     @rule(number=many, is_hasty=hasty)
     def kill(self, number: int, is_hasty: bool) -> None:
         with self.step(is_hasty):
@@ -423,9 +459,11 @@ class Schedule(RuleBasedStateMachine):
         self.statuses[process] = -signal.SIGKILL
         self.bury(process, killed_at)
 
-    @precondition(lambda self: self.idle())
     @rule(number=many, code=st.sampled_from([0, 3]), is_hasty=hasty)
     def exit(self, number: int, code: int, is_hasty: bool) -> None:
+        if not self.idle():
+            self.move_on(number, is_hasty)
+            return
         with self.step(is_hasty):
             process = self.choose(self.idle(), number)
             self.statuses[process] = code
@@ -437,16 +475,17 @@ class Schedule(RuleBasedStateMachine):
             self.recovered()
             pair = wait_until(self.arena.has_supervisor, "both halves run")
             self.tell(f"{'stop' if is_stop else 'kill'} the supervisor's {half}: {pair}")
+            hit_at = time.monotonic()
             os.kill(pair[half], signal.SIGSTOP if is_stop else signal.SIGKILL)
-            self.hit = pair
+            self.hit = (pair, hit_at)
             if not is_hasty:
                 self.recovered()
 
     def recovered(self) -> None:
         """Waits until what was hit has been replaced."""
-        before, self.hit = self.hit, None
-        if before is None:
+        if self.hit is None:
             return
+        (before, hit_at), self.hit = self.hit, None
 
         def is_mended() -> bool:
             pair = self.arena.has_supervisor()
@@ -456,12 +495,10 @@ class Schedule(RuleBasedStateMachine):
         wait_until(is_mended, "I3: the supervisor is mended")
         self.tell("the supervisor is mended")
         self.look()
-        self.model.supervisor_was_replaced()
+        self.model.supervisor_was_replaced(hit_at)
 
-    @rule()
-    def pass_time(self) -> None:
-        """Until the next time-out, or end of a `max_hold`."""
-        now = time.monotonic()
+    def ends(self) -> list[float]:
+        """The times of the next time-outs, and ends of `max_hold`."""
         ends = [
             it.operation.sent + it.operation.timeout
             for it in self.model.alive()
@@ -472,11 +509,30 @@ class Schedule(RuleBasedStateMachine):
             for it in self.model.current.values()
             if it.is_active() and it.max_hold < 1
         ]
-        ends = [it for it in ends if it > now]
+        now = time.monotonic()
+        return [it for it in ends if it > now]
+
+    @rule(number=many)
+    def pass_time(self, number: int) -> None:
+        ends = self.ends()
+        if not ends:
+            self.move_on(number, False)
+            return
         with self.step():
-            if ends:
-                self.tell("time passes")
-                time.sleep(min(0.5, min(ends) - now + 0.01))
+            self.tell("time passes")
+            time.sleep(max(0.0, min(ends) - time.monotonic()) + 0.01)
+
+    def move_on(self, number: int, is_hasty: bool) -> None:
+        """What is done where there is nobody to do what was drawn: something that is due."""
+        with self.step(is_hasty):
+            if self.holders():
+                self.order(self.choose(self.holders(), number), "leave")
+            elif self.idle():
+                process = self.choose(self.idle(), number)
+                operation = Operation(CLAIM, time.monotonic(), "cpu")
+                self.send(process, operation, CLAIM, device="cpu")
+            elif self.stopped():
+                self.let_run(self.choose(self.stopped(), number))
 
     # --- the end ---
 
