@@ -61,6 +61,17 @@ class Flight:
 
 
 @dataclass(eq=False)
+class Blemish:
+    """Why a verdict cannot be clean, and on whose account."""
+
+    text: str
+    culprit: Process
+
+    def __str__(self) -> str:
+        return f"{self.culprit} {self.text}"
+
+
+@dataclass(eq=False)
 class Region:
     process: Process
     device: str
@@ -81,7 +92,7 @@ class Region:
     is_revoked: bool = False
     was_stopped: bool = False
     # Why the verdict cannot be clean.
-    blemishes: list[str] = field(default_factory=list)
+    blemishes: list[Blemish] = field(default_factory=list)
 
     def is_active(self) -> bool:
         return not (self.is_ending or self.is_over or self.is_revoked)
@@ -316,7 +327,7 @@ class Model:
                     raise ViolationError(f"I1: {region} comes after {other}")
         self._check_order(region, operation)
         for sibling, _ in region.flights:
-            region.blemishes.append(f"{sibling} was in flight")
+            region.blemishes.append(Blemish("was in flight", sibling))
         if process.parent is not None and process.parent.regions and process.parent.is_alive:
             # Its parent held this region's device before: it has waited for that, as a stranger.
             region.siblings = [it for it in region.siblings if it is not process.parent]
@@ -407,8 +418,10 @@ class Model:
             if sibling["drained"] in undrained:
                 self._check_undrained(region, sibling["name"], view)
         if report["verdict"] == "clean":
-            if region.blemishes and any(it.is_alive for it in region.siblings):
-                raise ViolationError(f"{region} is called clean, but {region.blemishes}: {report}")
+            # Of those that have ended meanwhile nothing is kept.
+            blemishes = [str(it) for it in region.blemishes if it.culprit.is_alive]
+            if blemishes:
+                raise ViolationError(f"{region} is called clean, but {blemishes}: {report}")
             for sibling in report["siblings"]:
                 if sibling["frozen"] == "no" or sibling["drained"] in undrained:
                     raise ViolationError(f"{region} is called clean: {report}")
@@ -514,9 +527,12 @@ class Model:
     def supervisor_was_replaced(self, hit_at: float) -> None:
         """A half of the supervisor ended and the other took over: siblings ran for a moment."""
         for region in self.current.values():
-            began_before = region.is_active() and region.entered < hit_at
-            if began_before and any(it.is_alive for it in region.siblings):
-                region.blemishes.append("the supervisor was replaced")
+            if not region.is_active() or region.entered >= hit_at:
+                continue
+            for sibling in region.siblings:
+                if sibling.is_alive:
+                    text = "ran when the supervisor was replaced"
+                    region.blemishes.append(Blemish(text, sibling))
 
     # --- what must be so, always ---
 
@@ -552,7 +568,7 @@ class Model:
                 continue
             region.tenants.add(pid)
             if known.kind == "bare" and known is not region.process:
-                region.blemishes.append(f"{known} attached meanwhile")
+                region.blemishes.append(Blemish("attached meanwhile", known))
 
     def _observe_holder(self, device: str, view: View) -> None:
         if view.is_open(device):

@@ -277,11 +277,14 @@ class Schedule(RuleBasedStateMachine):
         self.remotes[remote.pid] = remote
         self.model.send(process, Operation("start", time.monotonic()), self.view())
 
-    @initialize(kinds=st.lists(kinds, min_size=2, max_size=3))
-    def begin_some(self, kinds: list[tuple[bool, str]]) -> None:
+    @initialize(kinds=st.lists(kinds, min_size=2, max_size=3), has_child=st.booleans())
+    def begin_some(self, kinds: list[tuple[bool, str]], has_child: bool) -> None:
         with self.step():
             for is_run, freezer in kinds:
                 self.begin(is_run, "cpu", freezer)
+        if has_child and self.parents():
+            with self.step():
+                self.order(self.parents()[0], "fork", path=self.arena.nursery.path)
 
     @rule(is_run=st.booleans(), device=devices, freezer=st.sampled_from(FREEZERS), is_hasty=hasty)
     def start(self, is_run: bool, device: str, freezer: str, is_hasty: bool) -> None:
@@ -376,7 +379,11 @@ class Schedule(RuleBasedStateMachine):
         if not self.idle():
             self.move_on(number, is_hasty)
             return
-        process = self.choose(self.idle(), number)
+        # Whoever runs while a region is held is of most interest: the holder's ancestors.
+        ancestors = [it.parent for it in self.model.alive() if it.regions and it.parent]
+        ancestors = [it for it in ancestors if it in self.idle() and not it.regions]
+        is_theirs = ancestors and number % 2
+        process = self.choose(ancestors if is_theirs else self.idle(), number)
         if process.regions:
             device = process.regions[0].device  # Elsewhere it would wait, as a holder.
         with self.step(is_hasty):
@@ -420,7 +427,9 @@ class Schedule(RuleBasedStateMachine):
         if not self.runners():
             self.move_on(number, is_hasty)
             return
-        process = self.choose(self.runners(), number)
+        runners = self.runners()
+        holders = [it for it in runners if it.regions]
+        process = self.choose(holders if holders and number % 2 else runners, number)
         with self.step(is_hasty):
             self.look()
             if process.is_alive:
@@ -456,7 +465,8 @@ class Schedule(RuleBasedStateMachine):
         self.tell(f"kill {process}")
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: has_ended(process.pid), f"I7: {process} dies when it is killed")
-        self.statuses[process] = -signal.SIGKILL
+        if self.statuses.pop(process, None) is None:  # Else it may have been faster.
+            self.statuses[process] = -signal.SIGKILL
         self.bury(process, killed_at)
 
     @rule(number=many, code=st.sampled_from([0, 3]), is_hasty=hasty)
