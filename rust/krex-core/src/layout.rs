@@ -111,6 +111,8 @@ pub struct Device {
     pub granted_at: AtomicU64,
     /// The tenure whose siblings were thawed because its holder ran on no CPU.
     pub stalled_tenure: AtomicU64,
+    /// The tenure during which a process came that had run beside it, unknown to krex.
+    pub newcomer_tenure: AtomicU64,
     /// Packed [`Revocation`]: the last one.
     pub revocation: AtomicU64,
     pub tickets: AtomicU64,

@@ -79,42 +79,75 @@ fn read_lossy(path: &str) -> Option<String> {
     fs::read(path).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// All processes that `/proc` shows.
-pub fn all() -> Vec<Stat> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
+/// Whether this process certainly has no children; much quicker than looking for them. A kernel
+/// without lists of children (`CONFIG_PROC_CHILDREN`) leaves it open.
+pub fn has_no_children() -> bool {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return false };
+    let is_empty = |it: fs::DirEntry| {
+        fs::read(it.path().join("children")).is_ok_and(|children| children.is_empty())
     };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(Stat::of)
-        .collect()
+    threads.flatten().all(is_empty)
 }
 
-/// A process, its children, their children…: ancestors before descendants. A process for which
-/// `skip` holds is left out, and all below it.
-pub fn tree(roots: &[i32], processes: &[Stat], skip: impl Fn(i32) -> bool) -> Vec<Stat> {
-    let mut children: HashMap<i32, Vec<Stat>> = HashMap::new();
-    for process in processes {
-        children.entry(process.parent).or_default().push(*process);
+/// All processes that `/proc` showed at one time.
+#[derive(Debug, Default)]
+pub struct Processes {
+    all: HashMap<i32, Stat>,
+    children: HashMap<i32, Vec<i32>>,
+}
+
+impl Processes {
+    pub fn read() -> Self {
+        let Ok(entries) = fs::read_dir("/proc") else { return Self::default() };
+        entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter_map(Stat::of)
+            .collect()
     }
-    let is_root = |it: &&Stat| roots.contains(&it.pid);
-    let mut found: Vec<Stat> = Vec::new();
-    let mut seen = HashSet::new();
-    let mut add = |found: &mut Vec<Stat>, process: &Stat| {
-        if !skip(process.pid) && seen.insert(process.pid) {
-            found.push(*process);
-        }
-    };
-    processes.iter().filter(is_root).for_each(|it| add(&mut found, it));
-    let mut next = 0;
-    while let Some(process) = found.get(next) {
-        next += 1;
-        for child in children.get(&process.pid).into_iter().flatten() {
-            add(&mut found, child);
-        }
+
+    pub fn get(&self, pid: i32) -> Option<&Stat> {
+        self.all.get(&pid)
     }
-    found
+
+    pub fn pids(&self) -> impl Iterator<Item = i32> + '_ {
+        self.all.keys().copied()
+    }
+
+    /// The `roots`, their children, their children…: ancestors before descendants. A process for
+    /// which `skip` holds is left out, and all below it.
+    pub fn tree(&self, roots: &[i32], skip: impl Fn(i32) -> bool) -> Vec<Stat> {
+        let mut found: Vec<Stat> = Vec::new();
+        let mut seen = HashSet::new();
+        let mut add = |found: &mut Vec<Stat>, pid: i32| {
+            if let Some(stat) = self.all.get(&pid)
+                && !skip(pid)
+                && seen.insert(pid)
+            {
+                found.push(*stat);
+            }
+        };
+        roots.iter().for_each(|pid| add(&mut found, *pid));
+        let mut next = 0;
+        while let Some(process) = found.get(next) {
+            next += 1;
+            for child in self.children.get(&process.pid).into_iter().flatten() {
+                add(&mut found, *child);
+            }
+        }
+        found
+    }
+}
+
+impl FromIterator<Stat> for Processes {
+    fn from_iter<I: IntoIterator<Item = Stat>>(stats: I) -> Self {
+        let mut processes = Self::default();
+        for stat in stats {
+            processes.children.entry(stat.parent).or_default().push(stat.pid);
+            processes.all.insert(stat.pid, stat);
+        }
+        processes
+    }
 }
 
 /// The parent, grandparent… of `pid`, nearest first, as far as this PID namespace shows them.
@@ -162,7 +195,7 @@ pub fn signal_exactly(pid: i32, start_time: u64, signal: Signal) -> io::Result<(
 /// The process that a supervisor of another PID namespace knows as `pid`, as this namespace
 /// numbers it; `None` if that namespace is not below this one.
 pub fn find_foreign(supervisor_key: u64, pid: i32) -> Option<i32> {
-    all().iter().map(|it| it.pid).find(|candidate| {
+    Processes::read().pids().find(|candidate| {
         let status = read_lossy(&format!("/proc/{candidate}/status")).unwrap_or_default();
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         let innermost: Option<i32> =
@@ -277,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_tree_lists_ancestors_first_and_leaves_out_what_is_skipped() {
-        let process = |pid, parent| Stat {
+        let process = |(pid, parent)| Stat {
             pid,
             parent,
             state: b'S',
@@ -286,9 +319,11 @@ mod tests {
             threads: 1,
             is_supervisor: false,
         };
-        let all = [process(5, 3), process(4, 2), process(3, 1), process(2, 1), process(1, 0)];
+        let all: Processes =
+            [(5, 3), (4, 2), (3, 1), (2, 1), (1, 0)].into_iter().map(process).collect();
         let pids = |stats: Vec<Stat>| stats.iter().map(|it| it.pid).collect::<Vec<_>>();
-        assert_eq!(pids(tree(&[1], &all, |_| false)), [1, 3, 2, 5, 4]);
-        assert_eq!(pids(tree(&[1], &all, |pid| pid == 3)), [1, 2, 4]);
+        assert_eq!(pids(all.tree(&[1], |_| false)), [1, 3, 2, 5, 4]);
+        assert_eq!(pids(all.tree(&[1], |pid| pid == 3)), [1, 2, 4]);
+        assert_eq!(pids(all.tree(&[3, 7], |_| false)), [3, 5]);
     }
 }

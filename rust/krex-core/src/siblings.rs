@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::layout::{Layout, Tenant};
+use crate::layout::Layout;
 use crate::tenant;
 use crate::word::{Ack, Drained, Frozen, Obstacle, Reference, SlotState, Stage};
 
@@ -13,9 +13,6 @@ pub struct Sibling {
     pub name: String,
     pub supervisor: usize,
     pub attached: bool,
-    pub registered_at: u64,
-    /// Whether it was split off from another tenant, which was counted in its place before.
-    pub split: bool,
     /// Completed submissions per submitter slot, when the region began.
     completed: HashMap<usize, u64>,
 }
@@ -59,8 +56,6 @@ pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
                 name: tenant.name.get(),
                 supervisor: owner.supervisor(),
                 attached: tenant.attached.load(std::sync::atomic::Ordering::Relaxed) != 0,
-                registered_at: tenant.registered_at.load(std::sync::atomic::Ordering::Relaxed),
-                split: tenant.parent().is_some(),
                 completed: HashMap::new(),
             })
         })
@@ -76,19 +71,23 @@ pub fn supervisors<'a>(siblings: impl IntoIterator<Item = &'a Sibling>) -> Vec<u
 }
 
 impl Sibling {
-    fn tenant<'a>(&self, segment: &'a Layout) -> Option<&'a Tenant> {
-        tenant::resolve(segment, self.reference)
+    /// Whether the tenant has ended.
+    fn has_ended(&self, segment: &Layout) -> bool {
+        tenant::resolve(segment, self.reference).is_none()
     }
 
-    /// What its supervisor did for `tenure`; `None` if the tenant has ended.
-    pub fn ack(&self, segment: &Layout, device: usize, tenure: u64) -> Option<Ack> {
-        let ack = self.tenant(segment)?.ack(device);
-        Some(if ack.tenure == tenure { ack } else { Ack::none(tenure) })
+    /// What its supervisor did for `tenure`. What it said of one that has ended since still
+    /// counts, until the slot is used again.
+    fn ack(&self, segment: &Layout, device: usize, tenure: u64) -> Ack {
+        let tenant = &segment.tenants[self.reference.slot];
+        let ack = tenant.ack(device);
+        let is_same = tenant.owner().generation() == self.reference.generation;
+        if is_same && ack.tenure == tenure { ack } else { Ack::none(tenure) }
     }
 
     /// Whether its supervisor has come as far as `stage` for `tenure`, or it has ended.
     pub fn has_reached(&self, segment: &Layout, device: usize, tenure: u64, stage: Stage) -> bool {
-        self.ack(segment, device, tenure).is_none_or(|ack| ack.stage >= stage)
+        self.ack(segment, device, tenure).stage >= stage || self.has_ended(segment)
     }
 
     fn submitters<'a>(
@@ -122,26 +121,29 @@ impl Sibling {
             in_flight += counts.in_flight;
         }
         let ack = self.ack(segment, device, tenure);
+        let ended = self.has_ended(segment);
         let mut outcome = Outcome {
             name: self.name.clone(),
-            drained: ack.map_or(Drained::Idle, |ack| ack.drained),
-            frozen: ack.map_or(Frozen::Gone, |ack| ack.frozen),
+            drained: ack.drained,
+            frozen: if ack.stage == Stage::None && ended { Frozen::Gone } else { ack.frozen },
             submissions,
             in_flight,
             problems: Vec::new(),
         };
-        outcome.problems = self.problems(&outcome, ack, verified);
+        outcome.problems = self.problems(&outcome, ack, verified || ended);
         outcome
     }
 
-    fn problems(&self, outcome: &Outcome, ack: Option<Ack>, verified: bool) -> Vec<Problem> {
+    fn problems(&self, outcome: &Outcome, ack: Ack, verified: bool) -> Vec<Problem> {
         let name = &self.name;
         let mut problems = Vec::new();
         let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
         if outcome.submissions > 0 {
             add(true, format!("{name} submitted {} times in the region", outcome.submissions));
         }
-        let Some(ack) = ack else { return problems };
+        if outcome.frozen == Frozen::Gone {
+            return problems;
+        }
         if ack.stage == Stage::None {
             add(true, format!("{name} was not frozen: its supervisor did not answer in time"));
             return problems;

@@ -188,14 +188,17 @@ fn join_with_descendants(
     identity: &Identity,
 ) -> std::io::Result<()> {
     group.take(0)?;
+    if process::has_no_children() {
+        return Ok(());
+    }
     for _ in 0..64 {
         let inside = group.processes();
         let roots = other_roots(segment, reference.slot);
-        let outside: Vec<_> =
-            process::tree(&[identity.pid], &process::all(), |pid| roots.contains(&pid))
-                .into_iter()
-                .filter(|it| !inside.contains(&it.pid) && !it.has_ended())
-                .collect();
+        let outside: Vec<_> = process::Processes::read()
+            .tree(&[identity.pid], |pid| roots.contains(&pid))
+            .into_iter()
+            .filter(|it| !inside.contains(&it.pid) && !it.has_ended())
+            .collect();
         if outside.is_empty() {
             return Ok(());
         }

@@ -70,7 +70,7 @@ impl<'a> Charge<'a> {
             Kind::Cgroup2 => Group::at(&tenant.cgroup.get()),
             _ => None,
         };
-        let tree = || Members::Tree { root: owner.pid(), start_time };
+        let tree = || Members { root: owner.pid(), start_time, group: None };
         let whole: Option<Box<dyn Freezer + 'a>> = match (kind, &group) {
             (Kind::Cgroup2, Some(group)) => match Cgroup2::open(group) {
                 Ok(freezer) => Some(Box::new(freezer)),
@@ -138,9 +138,10 @@ impl<'a> Charge<'a> {
             return Ok(());
         }
         if let Extent::Around { holder } = extent {
-            let members = match &self.group {
-                Some(group) => Members::Group(Group { directory: group.directory.clone() }),
-                None => Members::Tree { root: self.owner.pid(), start_time: self.start_time },
+            let members = Members {
+                root: self.owner.pid(),
+                start_time: self.start_time,
+                group: self.group.as_ref().map(|it| Group { directory: it.directory.clone() }),
             };
             let mut around = Sigstop::new(members, self.journal);
             let mut foreign = tenant::other_roots(self.segment, self.slot);
@@ -167,7 +168,7 @@ impl<'a> Charge<'a> {
             return;
         }
         // Rebuilt each time: tenants come and go. What was stopped is continued by now.
-        let tree = Members::Tree { root: self.owner.pid(), start_time: self.start_time };
+        let tree = Members { root: self.owner.pid(), start_time: self.start_time, group: None };
         let foreign = tenant::other_roots(self.segment, self.slot);
         let mut whole = Sigstop::new(tree, self.journal);
         if let Some(members) = &mut self.members {

@@ -203,7 +203,9 @@ fn check(path: &Path) -> io::Result<()> {
     if std::fs::metadata(path)?.is_dir() {
         return Err(io::Error::from_raw_os_error(libc::EACCES));
     }
-    rustix::fs::access(path, rustix::fs::Access::EXEC_OK)?;
+    // With the effective ids and capabilities, as the kernel asks when it executes.
+    use rustix::fs::{Access, AtFlags, CWD, accessat};
+    accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS)?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::io;
 pub use cgroup2::Cgroup2;
 pub use sigstop::{Journal, Members, Sigstop, continue_all};
 
-use crate::process::Stat;
+use crate::process::Processes;
 
 /// How tenants are frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,11 +65,11 @@ impl Choice {
 
 /// All processes, read once and shared by everyone who freezes in the same round.
 #[derive(Default)]
-pub struct ProcessTable(Option<Vec<Stat>>);
+pub struct ProcessTable(Option<Processes>);
 
 impl ProcessTable {
-    pub fn get(&mut self) -> &[Stat] {
-        self.0.get_or_insert_with(crate::process::all)
+    pub fn get(&mut self) -> &Processes {
+        self.0.get_or_insert_with(Processes::read)
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use super::{Freezer, ProcessTable};
 use crate::cgroup::Group;
 use crate::layout::{Layout, STOPPED};
-use crate::process::{self, Stat};
+use crate::process::{self, Processes, Stat};
 use crate::word::{OwnerWord, SlotState};
 
 /// The journal of stopped processes: one fixed table for all supervisors.
@@ -81,11 +81,12 @@ pub fn continue_all(segment: &Layout, supervisor: usize) -> usize {
 }
 
 /// Whom to stop.
-pub enum Members {
-    /// The process, all below it, and all that was once seen below it; but not other tenants.
-    Tree { root: i32, start_time: u64 },
-    /// What is in the group.
-    Group(Group),
+pub struct Members {
+    pub root: i32,
+    pub start_time: u64,
+    /// The group that knows them all. Without one: the root, all below it, and all that was once
+    /// seen below it; but not what belongs to other tenants.
+    pub group: Option<Group>,
 }
 
 /// Stops a tenant's processes one by one.
@@ -145,30 +146,46 @@ impl<'a> Sigstop<'a> {
         self.list(processes.get()).iter().map(|it| it.cpu_ticks).sum()
     }
 
-    fn list(&self, processes: &[Stat]) -> Vec<Stat> {
-        let found = match &self.members {
-            Members::Tree { root, start_time } => {
-                // A spared process is no member, but what is below it is.
-                let known = |it: &Stat| {
-                    let key = (it.pid, it.start_time);
-                    key == (*root, *start_time) || self.seen.contains(&key)
-                };
-                let roots: Vec<i32> =
-                    processes.iter().filter(|it| known(it)).map(|it| it.pid).collect();
-                process::tree(&roots, processes, |pid| self.foreign.contains(&pid))
-            }
-            Members::Group(group) => {
-                let pids = group.processes();
-                // Another tenant may be in the group too, if it is frozen by SIGSTOP.
-                let foreign = process::tree(&self.foreign, processes, |_| false);
-                let is_foreign = |pid: &i32| foreign.iter().any(|it| it.pid == *pid);
-                let members = pids.iter().filter(|pid| !is_foreign(pid));
-                members.filter_map(|pid| Stat::of(*pid)).collect()
+    fn list(&self, processes: &Processes) -> Vec<Stat> {
+        let root = self.members.root;
+        let is_root = |it: &Stat| it.start_time == self.members.start_time;
+        let found = match &self.members.group {
+            Some(group) => group.processes().iter().filter_map(|pid| Stat::of(*pid)).collect(),
+            None => {
+                // Those that lost their way to the root are found as long as they are known.
+                let lost = self.seen.iter().filter(|(pid, start_time)| {
+                    processes.get(*pid).is_some_and(|it| it.start_time == *start_time)
+                });
+                let own = processes.get(root).filter(|it| is_root(it)).map(|it| it.pid);
+                let starts: Vec<i32> = own.into_iter().chain(lost.map(|it| it.0)).collect();
+                processes.tree(&starts, |pid| self.foreign.contains(&pid))
             }
         };
-        let counts =
-            |it: &Stat| !it.has_ended() && !it.is_supervisor && !self.spared.contains(&it.pid);
+        let counts = |it: &Stat| {
+            !it.has_ended()
+                && !it.is_supervisor
+                && !self.spared.contains(&it.pid)
+                && !self.is_foreign(it.pid, processes)
+        };
         found.into_iter().filter(counts).collect()
+    }
+
+    /// Whether the nearest tenant's root above a process, or itself, is another tenant's.
+    fn is_foreign(&self, pid: i32, processes: &Processes) -> bool {
+        let mut next = pid;
+        for _ in 0..1 << 12 {
+            if next == self.members.root {
+                return false;
+            }
+            if self.foreign.contains(&next) {
+                return true;
+            }
+            match processes.get(next) {
+                Some(process) => next = process.parent,
+                None => return false,
+            }
+        }
+        false
     }
 
     /// Stops those members that run and were not stopped by others before.
