@@ -432,7 +432,7 @@ for _ in range(3):
             pass
         spans.append((start, time.monotonic()))
     verdicts.append(timed.report.verdict)
-print(json.dumps([os.getpid(), spans, verdicts]), flush=True)
+os.write(1, json.dumps([os.getpid(), spans, verdicts]).encode() + b"\\n")
 """
     script = 'for i in 1 2 3 4 5 6 7 8; do "$0" -c "$1" & done; wait'
     done = machine.krex("run", "--", "sh", "-c", script, sys.executable, code)
