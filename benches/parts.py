@@ -83,12 +83,13 @@ def alone(quick: bool) -> Part:
         return Row(what, "us", spread(times, 1e-3), repeats, aim)
 
     with Stage() as stage, _environment(stage), tempfile.TemporaryDirectory() as directory:
+        nothing = nullcontext()
         critical = region.critical()
         submission = krex.submission()
         lock = multiprocessing.Lock()
         with open(os.path.join(directory, "lock"), "w") as file:
             part.rows = [
-                row("nothing (the measurement itself)", nullcontext, None),
+                row("nothing (the measurement itself)", lambda: nothing, None),
                 row("critical()", region.critical, 2.0),
                 row("critical(), the same object again", lambda: critical, None),
                 row("krex.submission()", krex.submission, None),
@@ -216,8 +217,7 @@ def _recovery_rows(freezer: str, holders: int, supervisors: int, hogs: int = 0) 
 
 
 RECOVERY_NOTES = [
-    "worker, keeper: the halves of the supervisor; the holder goes on, and siblings that ran for "
-    "a moment are frozen again",
+    "worker, keeper: the halves of the supervisor, killed just when the holder begins to leave",
     "by the siblings' own clocks: each notes when it ran, every 0.2 ms",
 ]
 
@@ -232,6 +232,7 @@ def _recover(stage: Stage, pulses: list[Pulse], victim: str) -> int:
         stage.kill(holder)
     else:
         os.kill(pair["worker_pid" if victim == "worker" else "pid"], signal.SIGKILL)
+        stage.leave(holder)
     wait_until(lambda: all(it.pause_around(moment) for it in pulses), "the siblings run again")
     pauses = [it.pause_around(moment) for it in pulses]
     if victim != "holder":
@@ -241,7 +242,8 @@ def _recover(stage: Stage, pulses: list[Pulse], victim: str) -> int:
             return any(now[half] != pair[half] for half in ("pid", "worker_pid"))
 
         wait_until(is_replaced, "the other half takes over")
-        # A worker that ends within a second of its start counts as one that keeps failing.
+        # A worker that ends within a second of its start counts as one that keeps failing. By
+        # then the holder has left, too.
         time.sleep(1.1)
         stage.kill(holder)
     resumed = time.monotonic_ns()

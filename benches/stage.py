@@ -51,6 +51,14 @@ def wait_until(predicate: Callable[[], T], what: str) -> T:
     return value
 
 
+class _Left(BaseException):
+    """Ends a forked holder's region."""
+
+
+def _leave(*_: object) -> None:
+    raise _Left
+
+
 class Pulse:
     """When a sibling ran."""
 
@@ -179,14 +187,18 @@ class Stage:
             expect(process, "ready")
 
     def fork_holder(self) -> int:
-        """Fork a process that enters a region and spins in it; returns once it has."""
+        """Fork a process that enters a region and spins in it; returns once it has.
+
+        It ends by `kill`, or leaves the region properly by `leave`.
+        """
         read_end, write_end = os.pipe()
         pid = os.fork()
         if pid == 0:
             try:
                 os.setsid()
+                signal.signal(signal.SIGUSR1, _leave)
                 os.environ.update(self.environment)
-                with region.critical():
+                with contextlib.suppress(_Left), region.critical():
                     os.write(write_end, b"1")
                     while True:
                         pass
@@ -199,6 +211,10 @@ class Stage:
         if not entered:
             raise RuntimeError("the holder did not enter its region")
         return pid
+
+    def leave(self, pid: int) -> None:
+        """Tell a forked holder to leave its region; `kill` sees to its end."""
+        os.kill(pid, signal.SIGUSR1)
 
     def kill(self, pid: int) -> None:
         """SIGKILL a forked holder, and wait for its end."""
