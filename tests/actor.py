@@ -86,6 +86,17 @@ def leave_anyhow() -> dict[str, Any]:
     return critical.report.to_dict()
 
 
+@action
+def whole(seconds: float = 0.01, **options: Any) -> dict[str, Any]:
+    """A whole region, with a busy CPU; returns the report also if it was revoked."""
+    critical = region.critical(**options)
+    critical.__enter__()
+    spin(seconds)
+    with contextlib.suppress(region.RegionRevoked):
+        critical.__exit__(None, None, None)
+    return critical.report.to_dict()
+
+
 def forget() -> region.critical:
     critical = entered.pop()
     if critical in burning:
