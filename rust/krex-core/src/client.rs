@@ -18,7 +18,7 @@ use crate::segment::{self, Segment};
 use crate::supervision;
 use crate::sync::{self, Wake};
 use crate::tenant::{self, Registration};
-use crate::word::{GateWord, Phase, Reference, SlotState};
+use crate::word::{GateWord, Reference, SlotState};
 
 /// Nobody sleeps longer than this at a time, so that signal handlers of the host language run.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -197,16 +197,6 @@ impl Client {
                 return Ok(client);
             }
             let client: &'static Self = Box::leak(Box::new(Self::open(host)?));
-            let tenant = client.tenant();
-            if tenant.attached.load(Ordering::Relaxed) != 0
-                && tenant.owner().pid() == client.identity.pid
-            {
-                for device in device::with_regions(&client.segment) {
-                    if tenant.shares(device) {
-                        client.note_arrival(device);
-                    }
-                }
-            }
             // Release: whoever loads the pointer sees the client whole. The one that it replaces
             // (of the parent process, or of a purged segment) stays allocated, since other
             // threads may still use it.
@@ -280,24 +270,14 @@ impl Client {
             },
         };
         if !tenant.shares(device) {
+            if !self.may_pass(self.gate(device).load()) {
+                tenant::note_newcomer(&self.segment, device);
+            }
             // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
             tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
-            self.note_arrival(device);
             supervision::ring(&self.segment, self.supervisor);
         }
         Ok(device)
-    }
-
-    /// This process has run so far without a region's holder knowing of it: a region that runs
-    /// now was not alone.
-    fn note_arrival(&self, device: usize) {
-        let word = self.gate(device).load();
-        let closed = matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving);
-        if closed && !self.may_pass(word) {
-            // Release: partner of the Acquire in the holder's report.
-            let section = &self.segment.devices[device];
-            section.newcomer_tenure.store(word.tenure(), Ordering::Release);
-        }
     }
 
     /// Makes this process the root of its tenant, splitting it off from the one it is in.

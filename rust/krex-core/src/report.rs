@@ -119,19 +119,17 @@ impl Region {
     /// Tenants that came while the region ran. `krex run` holds its command back until the
     /// region is over; a process that attaches itself ran before, and nobody knew of it.
     fn newcomers(&self, present: &[Sibling]) -> Vec<Problem> {
-        let section = &self.client.segment.devices[self.device];
-        // Acquire: partner of the Release in `Client::note_arrival`.
-        if section.newcomer_tenure.load(Ordering::Acquire) != self.word.tenure() {
-            return Vec::new();
-        }
         let mut names: Vec<&str> = present
             .iter()
             .filter(|new| !self.siblings.iter().any(|old| old.reference == new.reference))
             .filter(|new| new.attached)
             .map(|new| new.name.as_str())
             .collect();
-        if names.is_empty() {
-            names.push("a process that has ended since");
+        let section = &self.client.segment.devices[self.device];
+        // Acquire: partner of the Release in `note_newcomer`.
+        let noted = section.newcomer_tenure.load(Ordering::Acquire) == self.word.tenure();
+        if noted && names.is_empty() {
+            names.push("another process");
         }
         let problem = |name: &str| Problem {
             certain: true,

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::cgroup::{self, Group};
 use crate::clock;
+use crate::device;
 use crate::error::{Error, Result};
 use crate::freezer::{Choice, Kind};
 use crate::hooks;
@@ -12,7 +13,7 @@ use crate::process::{self, Identity};
 use crate::segment::Segment;
 use crate::supervision;
 use crate::sync;
-use crate::word::{Ack, OwnerWord, Reference, SlotState};
+use crate::word::{Ack, OwnerWord, Phase, Reference, SlotState};
 
 /// What a tenant brings along.
 #[derive(Clone, Debug)]
@@ -54,6 +55,12 @@ pub fn register(
             return Err(error);
         }
     }
+    if registration.attached {
+        // Before it is live: from then on it may be frozen at any moment.
+        device::with_regions(segment)
+            .filter(|device| tenant.shares(*device))
+            .for_each(|device| note_newcomer(segment, device));
+    }
     // SeqCst: the writing half of the handshake with a closing gate: either the holder's list
     // has this tenant, or the tenant's next look at the gate finds it closed (`sync.rs`).
     tenant.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
@@ -66,6 +73,17 @@ pub fn register(
     supervision::ring(segment, supervisor);
     hooks::fault("registered");
     Ok(reference)
+}
+
+/// A process is about to share `device` that has run so far without anybody's knowing of it: a
+/// region that runs now was not alone.
+pub fn note_newcomer(segment: &Layout, device: usize) {
+    let section = &segment.devices[device];
+    let word = section.gate().load();
+    if matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving) {
+        // Release: partner of the Acquire in the holder's report.
+        section.newcomer_tenure.store(word.tenure(), Ordering::Release);
+    }
 }
 
 fn claim(segment: &Segment, pid: i32, supervisor: usize) -> Result<(usize, OwnerWord)> {

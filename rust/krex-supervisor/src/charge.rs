@@ -37,6 +37,12 @@ pub enum Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(pub Obstacle);
 
+/// What knows its processes, and freezes them.
+enum Means<'a> {
+    Group(Group, Cgroup2),
+    Tree(Sigstop<'a>),
+}
+
 pub struct Charge<'a> {
     segment: &'a Layout,
     slot: usize,
@@ -45,13 +51,9 @@ pub struct Charge<'a> {
     /// Fires when the root process ends; `None`: it had ended before.
     pub pidfd: Option<OwnedFd>,
     pub root_ended: bool,
-    group: Option<Group>,
-    kind: Kind,
-    whole: Option<Box<dyn Freezer + 'a>>,
+    means: Means<'a>,
     around: Option<Sigstop<'a>>,
     journal: Journal<'a>,
-    /// Who belongs to it, where there is no group that knows.
-    members: Option<Sigstop<'a>>,
     pub progress: Progress,
     /// The tenure, per device, in which something was seen in flight.
     pub was_in_flight: [u64; DEVICES],
@@ -64,24 +66,18 @@ impl<'a> Charge<'a> {
     pub fn new(segment: &'a Layout, supervisor: usize, slot: usize, owner: OwnerWord) -> Self {
         let tenant = &segment.tenants[slot];
         let start_time = tenant.start_time.load(Ordering::Acquire);
-        let kind = Kind::from_word(tenant.freezer.load(Ordering::Acquire));
         let journal = Journal { segment, supervisor, tenant: slot };
-        let group = match kind {
-            Kind::Cgroup2 => Group::at(&tenant.cgroup.get()),
-            _ => None,
-        };
+        let kind = Kind::from_word(tenant.freezer.load(Ordering::Acquire));
+        let group = (kind == Kind::Cgroup2).then(|| Group::at(&tenant.cgroup.get())).flatten();
+        let opened = group.and_then(|group| match Cgroup2::open(&group) {
+            Ok(freezer) => Some(Means::Group(group, freezer)),
+            Err(error) => {
+                log::warn!("{}: {error}; SIGSTOP is used", group.directory.display());
+                None
+            }
+        });
         let tree = || Members { root: owner.pid(), start_time, group: None };
-        let whole: Option<Box<dyn Freezer + 'a>> = match (kind, &group) {
-            (Kind::Cgroup2, Some(group)) => match Cgroup2::open(group) {
-                Ok(freezer) => Some(Box::new(freezer)),
-                Err(error) => {
-                    log::warn!("{}: {error}", group.directory.display());
-                    None
-                }
-            },
-            (Kind::Sigstop, _) => Some(Box::new(Sigstop::new(tree(), journal))),
-            _ => None,
-        };
+        let means = opened.unwrap_or_else(|| Means::Tree(Sigstop::new(tree(), journal)));
         let pidfd = process::open_exactly(owner.pid(), start_time);
         Self {
             segment,
@@ -90,10 +86,7 @@ impl<'a> Charge<'a> {
             start_time,
             root_ended: pidfd.is_none(),
             pidfd,
-            members: group.is_none().then(|| Sigstop::new(tree(), journal)),
-            group,
-            kind,
-            whole,
+            means,
             around: None,
             journal,
             progress: Progress::Running,
@@ -109,17 +102,19 @@ impl<'a> Charge<'a> {
 
     /// How a freeze of this extent is named in acknowledgements.
     pub fn frozen_name(&self, extent: Extent) -> Frozen {
-        match (extent, self.kind) {
+        match (extent, &self.means) {
             (Extent::Around { .. }, _) => Frozen::AroundHolder,
-            (Extent::Whole, Kind::Cgroup2) => Frozen::Cgroup2,
-            (Extent::Whole, Kind::Sigstop) => Frozen::Sigstop,
-            (Extent::Whole, Kind::None) => Frozen::No,
+            (Extent::Whole, Means::Group(..)) => Frozen::Cgroup2,
+            (Extent::Whole, Means::Tree(_)) => Frozen::Sigstop,
         }
     }
 
     fn freezer(&mut self, extent: Extent) -> Option<&mut (dyn Freezer + 'a)> {
         match extent {
-            Extent::Whole => self.whole.as_deref_mut(),
+            Extent::Whole => match &mut self.means {
+                Means::Group(_, freezer) => Some(freezer),
+                Means::Tree(freezer) => Some(freezer),
+            },
             Extent::Around { .. } => match &mut self.around {
                 Some(around) => Some(around),
                 None => None,
@@ -141,7 +136,10 @@ impl<'a> Charge<'a> {
             let members = Members {
                 root: self.owner.pid(),
                 start_time: self.start_time,
-                group: self.group.as_ref().map(|it| Group { directory: it.directory.clone() }),
+                group: match &self.means {
+                    Means::Group(group, _) => Some(Group { directory: group.directory.clone() }),
+                    Means::Tree(_) => None,
+                },
             };
             let mut around = Sigstop::new(members, self.journal);
             let mut foreign = tenant::other_roots(self.segment, self.slot);
@@ -162,21 +160,11 @@ impl<'a> Charge<'a> {
         started.map_err(|error| self.give_up(&error))
     }
 
-    /// SIGSTOP goes by the tree, in which other tenants may hang.
+    /// A tree is told apart from other tenants' that hang in it; they come and go.
     fn exclude_other_tenants(&mut self) {
-        if self.kind != Kind::Sigstop {
-            return;
+        if let Means::Tree(tree) = &mut self.means {
+            tree.exclude(tenant::other_roots(self.segment, self.slot), Vec::new());
         }
-        // Rebuilt each time: tenants come and go. What was stopped is continued by now.
-        let tree = Members { root: self.owner.pid(), start_time: self.start_time, group: None };
-        let foreign = tenant::other_roots(self.segment, self.slot);
-        let mut whole = Sigstop::new(tree, self.journal);
-        if let Some(members) = &mut self.members {
-            members.exclude(foreign.clone(), Vec::new());
-            whole.remember(members);
-        }
-        whole.exclude(foreign, Vec::new());
-        self.whole = Some(Box::new(whole));
     }
 
     /// Carries a begun freeze on.
@@ -250,31 +238,32 @@ impl<'a> Charge<'a> {
 
     /// Whether any process of it is left; learns who belongs to it on the way.
     pub fn is_populated(&mut self, processes: &mut ProcessTable) -> bool {
-        if let Some(group) = &self.group {
-            return group.is_populated();
+        self.exclude_other_tenants();
+        match &mut self.means {
+            Means::Group(group, _) => group.is_populated(),
+            Means::Tree(tree) => tree.look(processes),
         }
-        let foreign = tenant::other_roots(self.segment, self.slot);
-        self.members.as_mut().is_some_and(|members| {
-            members.exclude(foreign, Vec::new());
-            members.look(processes)
-        })
     }
 
     /// CPU time used so far, in nanoseconds. What ended meanwhile may be missing in it.
     pub fn cpu_time(&mut self, processes: &mut ProcessTable) -> u64 {
-        if let Some(group) = &self.group {
-            return group.cpu_time().unwrap_or(0) * 1000;
+        match &mut self.means {
+            Means::Group(group, _) => group.cpu_time().unwrap_or(0) * 1000,
+            Means::Tree(tree) => {
+                let ticks = tree.cpu_ticks(processes);
+                ticks * (clock::SECOND / rustix::param::clock_ticks_per_second().max(1))
+            }
         }
-        let ticks = self.members.as_mut().map_or(0, |it| it.cpu_ticks(processes));
-        ticks * (clock::SECOND / rustix::param::clock_ticks_per_second().max(1))
     }
 
     /// The part of it that is quickly had: of a tree, the root's. `None` if there is no other.
     pub fn quick_cpu_time(&self) -> Option<u64> {
-        if self.group.is_some() {
-            return None;
+        match &self.means {
+            Means::Group(..) => None,
+            Means::Tree(_) => {
+                Some(process::Stat::of(self.owner.pid()).map_or(0, |it| it.cpu_ticks))
+            }
         }
-        Some(process::Stat::of(self.owner.pid()).map_or(0, |it| it.cpu_ticks))
     }
 
     /// Ends it at its time limit: first politely, then, `killing`, for good.
@@ -285,19 +274,18 @@ impl<'a> Charge<'a> {
         self.killed = killing;
         let signal = if killing { Signal::KILL } else { Signal::TERM };
         log::info!("{:?} is at its time limit: {signal:?}", self.tenant().name.get());
-        let members: Vec<(i32, u64)> = match (&self.group, &mut self.members) {
-            (Some(group), _) if killing && group.kill().is_ok() => return,
-            (Some(group), _) => group
+        let members: Vec<(i32, u64)> = match &mut self.means {
+            Means::Group(group, _) if killing && group.kill().is_ok() => return,
+            Means::Group(group, _) => group
                 .processes()
                 .iter()
                 .filter_map(|pid| process::Stat::of(*pid))
                 .map(|it| (it.pid, it.start_time))
                 .collect(),
-            (None, Some(members)) => {
-                members.look(processes);
-                members.seen().to_vec()
+            Means::Tree(tree) => {
+                tree.look(processes);
+                tree.seen().to_vec()
             }
-            (None, None) => Vec::new(),
         };
         for (pid, start_time) in members {
             let _ = process::signal_exactly(pid, start_time, signal);
