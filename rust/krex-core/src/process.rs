@@ -197,20 +197,34 @@ pub fn signal_exactly(pid: i32, start_time: u64, signal: Signal) -> io::Result<(
 pub fn find_foreign(supervisor_key: u64, pid: i32) -> Option<i32> {
     Processes::read().pids().find(|candidate| {
         let status = read_lossy(&format!("/proc/{candidate}/status")).unwrap_or_default();
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
-        let innermost: Option<i32> =
-            field("NSpid:").and_then(|it| it.split_whitespace().last()?.parse().ok());
-        let user: Option<u32> =
-            field("Uid:").and_then(|it| it.split_whitespace().nth(1)?.parse().ok());
-        let namespace = fs::metadata(format!("/proc/{candidate}/ns/pid"));
-        match (innermost, user, namespace) {
-            (Some(inner), Some(user), Ok(namespace)) => {
-                let namespace = std::os::unix::fs::MetadataExt::ino(&namespace);
-                inner == pid && supervisor_key_of(namespace, user) == supervisor_key
-            }
-            _ => false,
-        }
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+        let innermost = numbers.and_then(|it| it.split_whitespace().last()?.parse::<i32>().ok());
+        innermost == Some(pid) && key_of(*candidate) == Some(supervisor_key)
     })
+}
+
+/// Whether `/proc` shows any process of the namespace and user behind a supervisor's key.
+pub fn is_populated(supervisor_key: u64) -> bool {
+    Processes::read().pids().any(|pid| key_of(pid) == Some(supervisor_key))
+}
+
+/// Whether this is the PID namespace in which all processes are seen.
+pub fn is_in_first_namespace() -> bool {
+    /// `PROC_PID_INIT_INO` of the kernel: the same on every machine.
+    const FIRST: u64 = 0xEFFF_FFFC;
+    namespace_of("self") == Some(FIRST)
+}
+
+fn namespace_of(process: &str) -> Option<u64> {
+    let namespace = fs::metadata(format!("/proc/{process}/ns/pid")).ok()?;
+    Some(std::os::unix::fs::MetadataExt::ino(&namespace))
+}
+
+/// The key of the supervisor that a process of this or a lower namespace has.
+fn key_of(pid: i32) -> Option<u64> {
+    let user = fs::metadata(format!("/proc/{pid}")).ok()?;
+    let user = std::os::unix::fs::MetadataExt::uid(&user);
+    Some(supervisor_key_of(namespace_of(&pid.to_string())?, user))
 }
 
 fn supervisor_key_of(namespace: u64, user: u32) -> u64 {

@@ -197,6 +197,10 @@ fn close(
     for supervisor in &tenure.supervisors {
         supervision::ring(segment, *supervisor);
     }
+    if siblings.iter().any(|it| it.supervisor != client.supervisor) {
+        // Our own tells whether those of other PID namespaces are still there.
+        supervision::ring(segment, client.supervisor);
+    }
     await_stage(client, index, number, &siblings, Stage::Settled, answer_deadline, host)?;
     hooks::fault("frozen");
 

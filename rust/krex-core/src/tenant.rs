@@ -215,7 +215,7 @@ fn join_with_descendants(
         let outside: Vec<_> = process::Processes::read()
             .tree(&[identity.pid], |pid| roots.contains(&pid))
             .into_iter()
-            .filter(|it| !inside.contains(&it.pid) && !it.has_ended())
+            .filter(|it| !inside.contains(&it.pid) && !it.has_ended() && !it.is_supervisor)
             .collect();
         if outside.is_empty() {
             return Ok(());

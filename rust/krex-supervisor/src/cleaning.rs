@@ -16,8 +16,11 @@ use krex_core::word::{Cause, SlotState};
 use crate::charge::Charge;
 use crate::worker::Worker;
 
-/// Tenants of another PID namespace are given up when its supervisor has been gone for so long.
-const DESERTED: u64 = 10 * SECOND;
+/// Tenants of another PID namespace, of which nothing can be seen, are given up when its supervisor
+/// has been gone for so long.
+const DESERTED: u64 = 5 * SECOND;
+/// How often one looks for such.
+const DESERTED_INTERVAL: u64 = 20 * MILLISECOND;
 
 impl Worker<'_> {
     /// Sees to tenants whose root process, or last process, has ended.
@@ -80,7 +83,7 @@ impl Worker<'_> {
             charge.is_populated(&mut processes);
             self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
         }
-        self.give_up_deserted();
+        crate::keeper::leave_tenants_group();
         if let Some(stat) = process::Stat::of(self.keeper.pid)
             && stat.start_time == self.keeper.start_time
             && stat.is_stopped()
@@ -97,10 +100,15 @@ impl Worker<'_> {
     }
 
     /// Frees what a PID namespace left behind that ended as a whole: its supervisor and all its
-    /// tenants were killed at once, and nobody of it is left to clean up. A namespace that lives
-    /// on has a supervisor again as soon as anybody in it waits, enters or leaves.
-    fn give_up_deserted(&mut self) {
+    /// tenants were killed at once, and nobody of it is left to clean up. That is how containers
+    /// usually end. A namespace that lives on has a supervisor again as soon as anybody in it
+    /// waits, enters or leaves.
+    pub(crate) fn give_up_deserted(&mut self) {
         let now = clock::now();
+        if now < self.deserted_at {
+            return;
+        }
+        self.deserted_at = now + DESERTED_INTERVAL;
         for supervisor in (0..SUPERVISORS).filter(|it| *it != self.slot) {
             let tenants: Vec<usize> = self
                 .segment
@@ -112,25 +120,28 @@ impl Worker<'_> {
                 self.deserted_since[supervisor] = 0;
                 continue;
             }
-            let since = match self.deserted_since[supervisor] {
-                0 => now,
-                since => since,
-            };
-            self.deserted_since[supervisor] = since;
-            if now < since + DESERTED {
-                continue;
+            if self.deserted_since[supervisor] == 0 {
+                self.deserted_since[supervisor] = now;
             }
+            let key = self.segment.supervisors[supervisor].key.load(Ordering::Acquire);
+            // Nobody is invisible to the first namespace.
+            let is_gone = now >= self.deserted_since[supervisor] + DESERTED
+                || (process::is_in_first_namespace() && !process::is_populated(key));
             for slot in tenants {
                 let tenant = &self.segment.tenants[slot];
-                let group = Group::at(&tenant.cgroup.get());
-                if group.is_some_and(|group| group.is_populated()) {
-                    continue;
+                let group = Group::at(&tenant.cgroup.get()).filter(|it| it.directory.exists());
+                match group.map(|it| it.is_populated()) {
+                    Some(true) => continue,
+                    Some(false) => {}
+                    None if is_gone => {}
+                    None => continue,
                 }
-                log::warn!("giving up {:?}: nobody serves it any more", tenant.name.get());
+                log::info!("giving up {:?}: its PID namespace has ended", tenant.name.get());
+                self.acknowledged |= tenant.devices.load(Ordering::Acquire);
                 self.end_regions(slot);
                 tenant::release(self.segment, slot, tenant.owner());
             }
-            for slot in self.segment.live_submitters.iter() {
+            for slot in self.segment.live_submitters.iter().filter(|_| is_gone) {
                 let submitter = &self.segment.submitters[slot];
                 if submitter.owner().supervisor() == supervisor {
                     self.free_submitter(slot);

@@ -6,13 +6,14 @@
 use std::sync::atomic::Ordering;
 
 use krex_core::clock::{self, MILLISECOND, SECOND};
+use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::TENANTS;
 use krex_core::process;
 use krex_core::recover::{revoke, ring_for};
 use krex_core::tenant;
-use krex_core::word::{Cause, GateWord, Phase, SlotState};
+use krex_core::word::{Cause, GateWord, OwnerWord, Phase, Reference};
 
 use crate::worker::Worker;
 
@@ -192,29 +193,37 @@ impl Worker<'_> {
             let descends = tenant::descends_from(self.segment, word.holder(), slot);
             return descends.then_some(holder.pid());
         }
-        let pid = (*self.foreign_holders.get(&holder.0)?)?;
+        let pid = (*self.foreign.get(&holder.0)?)?;
         let root = self.charges.get(&slot)?.owner.pid();
         process::ancestors(pid).any(|it| it.pid == root).then_some(pid)
     }
 
-    /// Looks for a holder of another PID namespace, which may lie below one of our tenants. Once
-    /// for each: it means to go through all processes.
-    pub(crate) fn find_foreign_holder(&mut self, word: GateWord) {
-        let Some(holder) = self.segment.tenants.get(word.holder()).map(|it| it.owner()) else {
-            return;
-        };
-        let concerned = !word.is_open() && !self.charges.is_empty();
-        if !concerned || holder.supervisor() == self.slot {
+    /// Recognises a tenant of another PID namespace that lies below one of ours: it then is its
+    /// descendant, though it could not know. Once for each: it means to go through all processes.
+    pub(crate) fn recognise(&mut self, slot: usize, owner: OwnerWord) {
+        if self.foreign.contains_key(&owner.0) || self.charges.is_empty() {
             return;
         }
-        if self.foreign_holders.len() >= TENANTS {
-            self.foreign_holders.clear();
+        if self.foreign.len() >= TENANTS {
+            self.foreign.clear();
         }
-        self.foreign_holders.entry(holder.with_state(SlotState::Live).0).or_insert_with(|| {
-            let supervisor = self.segment.supervisors.get(holder.supervisor());
-            let key = supervisor.map_or(0, |it| it.key.load(Ordering::Acquire));
-            process::find_foreign(key, holder.pid())
+        let supervisor = self.segment.supervisors.get(owner.supervisor());
+        let key = supervisor.map_or(0, |it| it.key.load(Ordering::Acquire));
+        let pid = process::find_foreign(key, owner.pid());
+        self.foreign.insert(owner.0, pid);
+        let tenant = &self.segment.tenants[slot];
+        let (Some(pid), None) = (pid, tenant.parent()) else { return };
+        let parent = process::ancestors(pid).find_map(|ancestor| {
+            let found = self.charges.iter().find(|(_, it)| it.owner.pid() == ancestor.pid);
+            found.map(|(slot, it)| Reference { slot: *slot, generation: it.owner.generation() })
         });
+        // Release: partner of the Acquire in `Tenant::parent`. Only this namespace's supervisor
+        // can know it, so that nobody else writes here.
+        tenant.parent.store(Reference::pack(parent), Ordering::Release);
+        if parent.is_some() {
+            device::with_regions(self.segment)
+                .for_each(|it| self.segment.devices[it].gate().wake());
+        }
     }
 }
 

@@ -77,6 +77,11 @@ fn detach() {
         let _ = rustix::stdio::dup2_stderr(&null);
     }
     reset_signals();
+    leave_tenants_group();
+}
+
+/// Out of a tenant's cgroup, which would be frozen with it.
+pub fn leave_tenants_group() {
     if let Some(own) = cgroup::path_of("self").filter(|own| cgroup::is_tenants(own))
         && let (Some((parent, _)), Some(mount)) = (own.rsplit_once('/'), Mount::find())
         && let Some(directory) = mount.directory(if parent.is_empty() { "/" } else { parent })

@@ -50,11 +50,12 @@ pub struct Worker<'a> {
     /// Per device: the gate's word as last seen, and since when it is that.
     pub(crate) seen: [(GateWord, u64); DEVICES],
     pub(crate) watched: [Option<Watched>; DEVICES],
-    /// Per owner of a slot in another PID namespace that held a region: its process id here.
-    pub(crate) foreign_holders: BTreeMap<u64, Option<i32>>,
+    /// Per owner of a slot in another PID namespace: its process id here, if it is below.
+    pub(crate) foreign: BTreeMap<u64, Option<i32>>,
     pub(crate) housekeeping_at: u64,
     /// Per supervisor slot: since when nobody serves it though it has tenants.
     pub(crate) deserted_since: [u64; SUPERVISORS],
+    pub(crate) deserted_at: u64,
     pub(crate) unused_since: Option<u64>,
     /// Bit i: something was acknowledged for device i in this round.
     pub(crate) acknowledged: u64,
@@ -87,9 +88,10 @@ impl<'a> Worker<'a> {
             charges: BTreeMap::new(),
             seen: [(GateWord(0), 0); DEVICES],
             watched: [None; DEVICES],
-            foreign_holders: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             housekeeping_at: 0,
             deserted_since: [0; SUPERVISORS],
+            deserted_at: 0,
             unused_since: None,
             acknowledged: 0,
             next: 0,
@@ -143,6 +145,7 @@ impl<'a> Worker<'a> {
             self.keep_house();
         }
         self.adopt();
+        self.give_up_deserted();
         self.notice_exits(&mut ProcessTable::default());
         for index in device::in_use(self.segment) {
             let word = self.segment.devices[index].gate().load();
@@ -154,7 +157,6 @@ impl<'a> Worker<'a> {
         let mut processes = ProcessTable::default();
         for index in device::in_use(self.segment) {
             let word = self.seen[index].0;
-            self.find_foreign_holder(word);
             self.judge_holder(index, word, &mut processes);
         }
         let slots: Vec<usize> = self.charges.keys().copied().collect();
@@ -172,7 +174,11 @@ impl<'a> Worker<'a> {
     fn adopt(&mut self) {
         for slot in self.segment.live_tenants.iter() {
             let owner = self.segment.tenants[slot].owner();
-            if owner.supervisor() != self.slot || owner.state() != SlotState::Live {
+            if owner.state() != SlotState::Live {
+                continue;
+            }
+            if owner.supervisor() != self.slot {
+                self.recognise(slot, owner);
                 continue;
             }
             if self.charges.get(&slot).is_some_and(|it| it.owner == owner) {
