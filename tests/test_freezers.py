@@ -133,7 +133,7 @@ def test_threads_children_and_new_borns_freeze_and_thaw(
 ) -> None:
     holder = freezing_machine.actor()
     for _ in range(5):
-        holder.do("enter")
+        holder.do("hold")
         workers.none_goes_on(holder)
         report = holder.do("leave")
         assert report["verdict"] == "clean", report
@@ -153,7 +153,7 @@ def test_quick_regions_lose_no_thaw(freezing_machine: Machine, workers: Workers)
 
 def test_sigkill_works_while_frozen(freezing_machine: Machine, workers: Workers) -> None:
     holder = freezing_machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     holder.send("spin", seconds=1.0)
     assert all(is_frozen(pid) for pid in workers.pids)
     os.killpg(workers.process.pid, signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_an_orphan_that_was_frozen_once_still_belongs(
     (orphan,) = map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
     machine.pids.add(orphan)
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(orphan)
     holder.send("spin", seconds=0.3)
     for pid in workers.pids:
@@ -184,7 +184,7 @@ def test_an_orphan_that_was_frozen_once_still_belongs(
     holder.answer()
     holder.do("leave_anyhow")
     wait_until(machine.nobody_is_frozen)
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(orphan)
     holder.do("leave")
     wait_until(machine.nobody_is_frozen)
@@ -198,7 +198,7 @@ def test_what_others_stopped_stays_stopped(freezing_machine: Machine, workers: W
     wait_until(lambda: process_state(stopped) == "T")
     holder = freezing_machine.actor()
     for _ in range(3):
-        holder.do("enter")
+        holder.do("hold")
         workers.none_goes_on(holder)
         report = holder.do("leave")
         assert report["verdict"] == "clean", report
@@ -211,7 +211,7 @@ def test_what_others_stopped_stays_stopped(freezing_machine: Machine, workers: W
 def test_one_that_others_continued_is_noticed(freezing_machine: Machine, workers: Workers) -> None:
     """An outsider's SIGCONT: harmless in a cgroup; under SIGSTOP the verdict names it."""
     holder = freezing_machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     before = workers.counts()
     for pid in workers.pids:
         os.kill(pid, signal.SIGCONT)
@@ -253,7 +253,7 @@ os.kill(child, 9)
     child = int(process.stdout.readline())
     machine.pids.add(child)
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(child)
     holder.do("leave")
     wait_until(machine.nobody_is_frozen)
@@ -278,7 +278,7 @@ def test_groups_that_a_command_made_below_its_own_are_frozen_too(tmp_path: Path)
         below.mkdir(parents=True)
         (below / "cgroup.procs").write_text(str(workers.pids[1]))
         holder = machine.actor()
-        holder.do("enter")
+        holder.do("hold")
         workers.none_goes_on(holder)
         report = holder.do("leave")
         assert report["verdict"] == "clean", report
@@ -303,7 +303,7 @@ def test_a_freeze_that_fails_halfway_is_undone(tmp_path: Path) -> None:
             command = [*as_owner, KREX, "run", "--", "env", sys.executable, ACTOR]
             holder = Actor(machine.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
             for _ in range(2):
-                holder.do("enter")
+                holder.do("hold")
                 workers.all_go_on()
                 report = holder.do("leave_anyhow")
                 assert report["verdict"] == "contended", report
@@ -328,7 +328,7 @@ def test_a_freeze_that_does_not_complete_is_undone(tmp_path: Path) -> None:
             wait_until(lambda: (group / "freezer.state").read_text().strip() == "FROZEN")
             try:
                 holder = machine.actor()
-                holder.do("enter")
+                holder.do("hold")
                 report = holder.do("leave")
             finally:
                 (group / "freezer.state").write_text("THAWED")
@@ -336,7 +336,7 @@ def test_a_freeze_that_does_not_complete_is_undone(tmp_path: Path) -> None:
             assert any("did not freeze in time" in it for it in report["reasons"])
             assert report["siblings"][0]["frozen"] == "no"
             workers.all_go_on()
-            holder.do("enter")
+            holder.do("hold")
             workers.none_goes_on(holder)
             assert holder.do("leave")["verdict"] == "clean"
     finally:
@@ -347,7 +347,7 @@ def test_a_freeze_that_does_not_complete_is_undone(tmp_path: Path) -> None:
 def test_the_choice_is_shown(freezing_machine: Machine) -> None:
     machine = freezing_machine
     actor = machine.actor()
-    actor.do("enter")
+    actor.do("hold")
     assert actor.do("leave")["freezer"] == machine.freezer
     assert machine.tenants()[actor.pid]["freezer"] == machine.freezer
     assert machine.freezer in machine.krex("status").stdout

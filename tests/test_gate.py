@@ -30,7 +30,7 @@ def test_alone(machine: Machine, case: str, bare: bool) -> None:
 def test_a_submission_waits_for_the_gate(machine: Machine) -> None:
     holder, sibling = machine.actor(), machine.actor(bare=True)
     sibling.do("submit")
-    holder.do("enter")
+    holder.do("hold")
     sibling.send("submit")
     holder.do("spin", seconds=0.1)
     assert sibling.poll_answer() is None
@@ -43,7 +43,7 @@ def test_what_is_in_flight_is_waited_for(freezing_machine: Machine) -> None:
     machine = freezing_machine
     holder, sibling = machine.actor(), machine.actor()
     sibling.do("begin_submission")
-    holder.send("enter", drain_timeout=20)
+    holder.send("hold", drain_timeout=20)
     wait_until(lambda: machine.device()["phase"] == "closing")
     assert not is_frozen(sibling.pid)
     sibling.send("end_submission")  # it may be frozen before it has answered
@@ -60,13 +60,13 @@ def test_what_stays_in_flight_is_named(freezing_machine: Machine) -> None:
     machine = freezing_machine
     holder, sibling = machine.actor(), machine.actor("--name", "never ready")
     sibling.do("begin_submission")
-    holder.do("enter", drain_timeout=0.1)
+    holder.do("hold", drain_timeout=0.1)
     report = holder.do("leave")
     assert report["verdict"] == "contended"
     assert report["siblings"][0]["drained"] == "timed out"
     assert any("never ready" in it and "drain_timeout" in it for it in report["reasons"]), report
     sibling.do("end_submission")
-    holder.do("enter")
+    holder.do("hold")
     assert holder.do("leave")["verdict"] == "clean"
 
 
@@ -75,14 +75,14 @@ def test_what_a_dead_process_had_in_flight_does_not_count(machine: Machine) -> N
     holder, sibling = machine.actor(), machine.actor()
     sibling.do("begin_submission")
     sibling.kill()
-    holder.do("enter", drain_timeout=30)
+    holder.do("hold", drain_timeout=30)
     assert holder.do("leave")["verdict"] == "clean"
 
 
 def test_a_submission_of_a_descendant_passes(machine: Machine) -> None:
     """The gate is closed for all but the holder and what it started."""
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     code = "import krex\nwith krex.submission(timeout=20):\n    print('passed')\n"
     run = f"""
 import subprocess, sys
@@ -139,7 +139,7 @@ def test_a_gate_excludes_between_processes(machine: Machine) -> None:
 def test_a_regions_device_and_a_gate_of_that_name_are_two_things(machine: Machine) -> None:
     one, two = machine.actor(), machine.actor()
     one.do("run", code="region.gate = krex.SharedMemoryGate('cpu'); region.gate.try_claim()")
-    two.do("enter")
+    two.do("hold")
     assert two.do("leave")["verdict"] == "clean"
     assert one.do("run", code="value = region.gate.epoch") == 1
     one.do("run", code="region.gate.release()")

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,30 @@ import pytest
 from harness import ACTOR, KREX, LIMIT, Actor, Machine, is_frozen, wait_until
 
 UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-# A shell that stays, so that the command is not PID 1.
-INIT = ["sh", "-c", '"$@"; exit $?', "sh"]
+# A shell that stays, so that the command is not PID 1; a little longer than the command, so that
+# the namespace's supervisor can give its slot back before it ends with the namespace.
+INIT = ["sh", "-c", '"$@"; status=$?; sleep 0.5; exit $status', "sh"]
 
 
 class Inside(Actor):
     """An actor in a PID namespace of its own. Its process id means something only in there."""
 
     outside: int
+
+
+@pytest.fixture(autouse=True)
+def namespaces() -> Iterator[None]:
+    """Ends what `actor_inside` started, in order."""
+    yield
+    while running:
+        process = running.pop()
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        process.wait(LIMIT)
+
+
+running: list[subprocess.Popen[bytes]] = []
 
 
 def actor_inside(
@@ -40,6 +56,7 @@ def actor_inside(
     process = machine.start(
         [*command, sys.executable, ACTOR], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    running.append(process)
     actor = Inside(process)
     actor.outside = called_out_here(process.pid, actor.pid)
     machine.pids.add(actor.outside)
@@ -79,7 +96,7 @@ def test_regions_exclude_across_namespaces_both_ways(freezing_machine: Machine) 
             (outside, inside.outside, "inside"),
             (inside, outside.pid, "outside"),
         ):
-            holder.do("enter")
+            holder.do("hold")
             assert is_frozen(sibling)
             report = holder.do("leave")
             assert report["verdict"] == "clean", report
@@ -93,7 +110,7 @@ def test_regions_exclude_across_namespaces_both_ways(freezing_machine: Machine) 
 def test_submissions_wait_across_namespaces(machine: Machine) -> None:
     inside, outside = actor_inside(machine), machine.actor()
     inside.do("submit")
-    outside.do("enter")
+    outside.do("hold")
     inside.send("submit")
     outside.do("spin", seconds=0.1)
     assert inside.poll_answer() is None
@@ -111,7 +128,7 @@ def test_two_namespaces_that_use_the_same_process_ids(freezing_machine: Machine)
     assert one.pid == two.pid
     third = machine.actor()
     for holder in (one, two, third):
-        holder.do("enter")
+        holder.do("hold")
         others = {one.outside, two.outside, third.pid} - {getattr(holder, "outside", holder.pid)}
         assert all(is_frozen(pid) for pid in others)
         report = holder.do("leave")
@@ -126,7 +143,7 @@ def test_pid_1_is_frozen_or_named(freezing_machine: Machine) -> None:
     init = actor_inside(machine, "--name", "init", init=())
     assert init.pid == 1
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     if machine.freezer == "cgroup2":
         assert is_frozen(init.outside)
         report = holder.do("leave")
@@ -137,7 +154,7 @@ def test_pid_1_is_frozen_or_named(freezing_machine: Machine) -> None:
         assert report["verdict"] == "contended", report
         assert report["siblings"][0]["frozen"] == "no"
         assert any("init" in it and "PID 1" in it for it in report["reasons"])
-    init.do("enter")
+    init.do("hold")
     assert is_frozen(holder.pid)
     assert init.do("leave")["verdict"] == "clean"
 
@@ -161,19 +178,18 @@ def test_a_namespace_without_its_own_proc_is_told(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("role", ["holder", "sibling", "waiter"])
-def test_the_end_of_a_namespace_frees_everybody(freezing_machine: Machine, role: str) -> None:
+def test_the_end_of_a_namespace_frees_everybody(machine: Machine, role: str) -> None:
     """Its supervisor dies with it. Somebody else has to notice."""
-    machine = freezing_machine
     inside = actor_inside(machine, "--name", "inside")
     outside, third = machine.actor("--name", "outside"), machine.actor("--name", "third")
     if role == "holder":
-        inside.do("enter", max_hold=3600)
+        inside.do("hold", max_hold=3600)
         assert is_frozen(outside.pid)
     else:
-        outside.do("enter", max_hold=3600)
+        outside.do("hold", max_hold=3600)
         assert is_frozen(inside.outside)
         if role == "waiter":
-            inside.send("enter")
+            inside.send("hold")
     # All of the namespace at once: the kernel kills it with its init.
     (init,) = children_of(inside.process.pid)
     os.kill(init, signal.SIGKILL)
@@ -183,12 +199,12 @@ def test_the_end_of_a_namespace_frees_everybody(freezing_machine: Machine, role:
     else:
         outside.do("spin", seconds=0.2)
         outside.do("leave_anyhow")
+    wait_until(lambda: {it["name"] for it in machine.status()["tenants"]} == {"outside", "third"})
     for actor in (outside, third):
-        actor.do("enter", timeout=60)
+        actor.do("hold", timeout=60)
         report = actor.do("leave")
         assert report["verdict"] == "clean", report
-    wait_until(lambda: {it["name"] for it in machine.status()["tenants"]} == {"outside", "third"})
-    wait_until(machine.nobody_is_frozen)
+        wait_until(machine.nobody_is_frozen)
 
 
 @pytest.mark.parametrize("launcher", ["krex run", "bare"])
@@ -202,14 +218,14 @@ def test_a_namespace_below_a_tenant(freezing_machine: Machine, launcher: str) ->
     sibling = machine.actor()
     # Twice: at the first region a bare one becomes a tenant.
     for _ in range(2):
-        inside.do("enter")
+        inside.do("hold")
         assert is_frozen(sibling.pid)
         assert not is_frozen(inside.outside)
         assert not is_frozen(runner)
         inside.do("spin", seconds=0.1)
         report = inside.do("leave")
         assert report["verdict"] == "clean", report
-    sibling.do("enter")
+    sibling.do("hold")
     assert is_frozen(inside.outside)
     assert is_frozen(runner)
     report = sibling.do("leave")
@@ -221,7 +237,7 @@ def test_a_region_is_joined_from_a_namespace_below(freezing_machine: Machine) ->
     """A sandbox that the holder starts inside its region."""
     machine = freezing_machine
     holder, sibling = machine.actor(), machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     code = """
 import krex, krex.region as region
 with krex.submission(timeout=20):

@@ -34,7 +34,7 @@ def test_two_hundred_tenants_at_once(freezing_machine: Machine) -> None:
     pids = {command.pid for command in commands}
     wait_until(lambda: pids <= {pid for pid in machine.tenants() if name_of(pid) == "cat"})
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     holder.send("spin", seconds=2.0)
     frozen = {pid for pid, it in machine.tenants().items() if it["frozen"]}
     assert frozen == pids
@@ -105,7 +105,7 @@ def test_a_fork_bomb_is_frozen_or_named(freezing_machine: Machine) -> None:
         assert bomb.stdout.readline() == b"burning\n"
         holder = machine.actor()
         for _ in range(3):
-            holder.do("enter")
+            holder.do("hold")
             holder.do("spin", seconds=0.05)
             report = holder.do("leave")
             (entry,) = report["siblings"]
@@ -146,8 +146,8 @@ def test_a_holder_is_not_frozen_by_a_claim_on_another_device(freezing_machine: M
     one, two = machine.actor("--device", "cpu"), machine.actor("--device", "cpu:b")
     sibling_of_one = machine.actor("--device", "cpu")
     sibling_of_two = machine.actor("--device", "cpu:b")
-    one.do("enter")
-    two.do("enter")
+    one.do("hold")
+    two.do("hold")
     assert [is_frozen(it.pid) for it in (one, two)] == [False, False]
     assert [is_frozen(it.pid) for it in (sibling_of_one, sibling_of_two)] == [True, True]
     for holder, name in ((one, "cpu"), (two, "cpu:b")):
@@ -161,8 +161,8 @@ def test_a_claim_that_would_freeze_a_holder_waits(machine: Machine) -> None:
     """The holder on one device shares the other as well."""
     both = machine.actor("--device", "cpu", "--device", "cpu:b", "--name", "both")
     other = machine.actor("--device", "cpu:b")
-    both.do("enter", device="cpu")
-    other.send("enter")
+    both.do("hold", device="cpu")
+    other.send("hold")
     both.do("spin", seconds=0.3)
     assert other.poll_answer() is None
     assert not is_frozen(both.pid)
@@ -177,10 +177,10 @@ def test_a_wait_for_another_device_ends_at_its_timeout(machine: Machine) -> None
     machine.environment["KREX_SABOTAGE"] = "freeze"  # so that the waiter runs
     both = machine.actor("--device", "cpu", "--device", "cpu:b", "--name", "both")
     other = machine.actor("--device", "cpu:b")
-    both.do("enter", device="cpu")
+    both.do("hold", device="cpu")
     both.send("spin", seconds=1.0)
     with pytest.raises(ActorError, match="both") as caught:
-        other.do("enter", timeout=0.2)
+        other.do("hold", timeout=0.2)
     assert caught.value.kind == "RegionTimeout"
     assert machine.device("cpu:b")["phase"] == "open"
     both.answer()
@@ -227,7 +227,7 @@ def test_a_lock_held_by_a_frozen_sibling_is_waited_for(
     assert owner.stdout is not None
     assert owner.stdout.readline() == b"locked\n"
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(owner.pid)
     owner.stdin.write(b"\n")
     owner.stdin.flush()
@@ -237,7 +237,7 @@ def test_a_lock_held_by_a_frozen_sibling_is_waited_for(
     assert report["verdict"] == "contended", report
     assert "holder waited for lock owner" in report["reasons"][0]
     assert owner.wait(LIMIT) == 0
-    holder.do("enter")
+    holder.do("hold")
     assert holder.do("leave")["verdict"] == "clean"
 
 
@@ -250,7 +250,7 @@ def test_a_holder_that_waits_for_one_at_the_gate_gives_way(
     lock = str(tmp_path / "lock")
     take = f"import fcntl\nregion.f = open({lock!r}, 'w')\nfcntl.flock(region.f, fcntl.LOCK_EX)"
     owner.do("run", code=take)
-    holder.do("enter")
+    holder.do("hold")
     owner.send("run", code="with krex.submission():\n    pass\nregion.f.close()")
     holder.do("run", code=take)
     owner.answer()
@@ -267,11 +267,11 @@ def test_a_bare_process_is_a_tenant_from_its_first_region(freezing_machine: Mach
     bare = machine.actor(bare=True)
     holder = machine.actor()
     assert set(machine.tenants()) == {holder.pid}
-    bare.do("enter")
+    bare.do("hold")
     assert is_frozen(holder.pid)
     assert bare.do("leave")["verdict"] == "clean"
     assert set(machine.tenants()) == {holder.pid, bare.pid}
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(bare.pid)
     report = holder.do("leave")
     assert report["verdict"] == "clean", report
@@ -282,8 +282,8 @@ def test_one_that_attaches_during_a_region_ran_beside_it(machine: Machine) -> No
     """Nobody knew of it: the verdict can't be clean."""
     holder, bare = machine.actor(), machine.actor(bare=True)
     machine.actor()  # a sibling, so that the supervisor has something to do
-    holder.do("enter")
-    bare.send("enter")
+    holder.do("hold")
+    bare.send("hold")
     wait_until(lambda: bare.pid in machine.tenants())
     holder.do("spin", seconds=0.05)
     report = holder.do("leave")
@@ -296,7 +296,7 @@ def test_one_that_attaches_during_a_region_ran_beside_it(machine: Machine) -> No
 def test_a_tenant_that_ends_in_a_region_is_no_disturbance(freezing_machine: Machine) -> None:
     machine = freezing_machine
     holder, sibling = machine.actor(), machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     sibling.kill()
     holder.do("spin", seconds=0.1)
     report = holder.do("leave")
@@ -308,8 +308,8 @@ def test_a_tenant_that_ends_in_a_region_is_no_disturbance(freezing_machine: Mach
 def test_a_holder_that_ends_frees_everybody(freezing_machine: Machine, by: str) -> None:
     machine = freezing_machine
     holder, sibling, waiter = machine.actor(), machine.actor(), machine.actor()
-    holder.do("enter", max_hold=600)
-    waiter.send("enter")
+    holder.do("hold", max_hold=600)
+    waiter.send("hold")
     assert is_frozen(sibling.pid)
     if by == "kill":
         holder.kill()
@@ -373,7 +373,7 @@ def test_a_tenants_slot_lives_as_long_as_any_process_of_it(freezing_machine: Mac
     machine.pids.add(background)
     assert process.wait(LIMIT) == 0
     holder = machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     assert is_frozen(background)
     report = holder.do("leave")
     assert report["verdict"] == "clean", report

@@ -138,7 +138,7 @@ def test_ctrl_z_and_fg(shell: Shell) -> None:
     assert "Stopped" in shell.run("jobs")
     # A region of somebody else's leaves it as it is.
     holder = shell.machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     report = holder.do("leave")
     assert report["verdict"] == "clean", report
     assert process_state(pid) == "T"
@@ -180,7 +180,7 @@ def test_ctrl_z_of_a_holder_lets_waiters_go_on(shell: Shell, tmp_path: Path) -> 
     waiter = shell.machine.actor()
     leave = tmp_path / "leave"
     shell.start(shell.krex("holder", str(leave)))
-    waiter.send("enter")
+    waiter.send("hold")
     shell.child.sendcontrol("z")
     shell.after()
     waiter.answer()
@@ -197,7 +197,7 @@ def test_ctrl_z_of_a_frozen_sibling(shell: Shell) -> None:
     """It stops when it is thawed, and fg continues it."""
     holder = shell.machine.actor()
     pid = shell.start(shell.krex("command"))
-    holder.do("enter")
+    holder.do("hold")
     holder.send("spin", seconds=0.5)
     assert is_frozen(pid)
     shell.child.sendcontrol("z")
@@ -218,7 +218,7 @@ def test_ctrl_c_of_a_frozen_sibling(shell: Shell) -> None:
     """It comes as soon as the region is over."""
     holder = shell.machine.actor()
     shell.start(shell.krex("command"))
-    holder.do("enter")
+    holder.do("hold")
     shell.child.sendintr()
     holder.do("spin", seconds=0.1)
     holder.do("leave")
@@ -229,7 +229,7 @@ def test_ctrl_c_of_a_frozen_sibling(shell: Shell) -> None:
 def test_ctrl_c_while_waiting_for_a_region_to_end(shell: Shell) -> None:
     """The launcher itself: it has the caller's dispositions."""
     holder = shell.machine.actor()
-    holder.do("enter")
+    holder.do("hold")
     holder.send("spin", seconds=1.0)
     shell.child.sendline(shell.krex("command"))
     wait_until(lambda: len(shell.machine.tenants()) == 2)
