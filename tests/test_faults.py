@@ -187,7 +187,9 @@ def matrix() -> Iterator[Any]:
 def test_one_falls_while_the_holder_is_at(
     scene: Scene, point: str, victim: str, fault: str
 ) -> None:
-    short = {"max_hold": 0.2, "drain_timeout": 0.1} if victim == "holder" else {}
+    # A dead holder's region ends by its death, a stopped one's by its limits.
+    stops = victim == "holder" and fault == "stop"
+    short = {"max_hold": 0.2, "drain_timeout": 0.1} if stops else {}
     queue = Queue(scene, point, **short)
     actors = {"holder": queue.holder, "sibling": queue.sibling, "waiter": queue.waiter}
     machine, number = scene.machine, SIGNALS[fault]
@@ -318,6 +320,27 @@ def test_a_sibling_falls_with_a_submission_in_flight(scene: Scene, fault: str) -
     scene.works(holder, sibling)
 
 
+def test_a_child_of_a_sibling_dies_with_a_submission_in_flight(scene: Scene) -> None:
+    """Its tenant lives on, so that its slots are not given back with the tenant's."""
+    holder, sibling = scene.actor("holder"), scene.actor("sibling")
+    code = (
+        "import krex, sys, time; krex.submission().__enter__(); print(flush=True); time.sleep(99)"
+    )
+    start = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {code!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+entered.append(child)
+"""
+    sibling.do("run", code=start)
+    holder.send("whole", drain_timeout=LIMIT)
+    wait_until(lambda: scene.machine.device()["phase"] == "closing")
+    assert holder.poll_answer(0.05) is None, "it waits for the child"
+    sibling.do("run", code="child = entered.pop(); child.kill(); child.wait()")
+    assert holder.answer()["verdict"] == "clean"
+    scene.works(holder, sibling)
+
+
 @pytest.mark.parametrize("fault", SIGNALS)
 @pytest.mark.parametrize(("point", "word"), [("turned_back", "submit"), ("queued", "whole")])
 def test_one_falls_as_it_is_turned_back(scene: Scene, point: str, word: str, fault: str) -> None:
@@ -359,6 +382,59 @@ def test_a_command_falls_before_it_starts(scene: Scene, point: str, fault: str) 
         newcomer.send_signal(CONTINUE)
     assert newcomer.wait(LIMIT) == (-KILL if fault == "kill" else 0)
     scene.works(sibling)
+
+
+def test_a_command_waits_for_a_region_that_comes(scene: Scene, tmp_path: Path) -> None:
+    """The holder is on its way, and has frozen nobody yet."""
+    holder, started = scene.actor("holder"), tmp_path / "started"
+    holder.do("submit")
+    scene.arm("holder", "granted", "stop")
+    holder.send("whole")
+    scene.wait_for_stop(holder, "holder")
+    machine = scene.machine
+    command = machine.start([KREX, "run", "--name", "late", "--", "touch", str(started)])
+    tenants = machine.tenants
+
+    def waits() -> bool:
+        return any(it["name"] == "late" and it["waiting"] for it in tenants().values())
+
+    wait_until(lambda: waits() or command.poll() is not None, "it comes to the gate")
+    ran = started.exists()
+    # It may have waited for longer than a holder may take from its grant to closing the gate.
+    assert not ran or machine.device()["phase"] == "open"
+    holder.signal(CONTINUE)
+    outcome(holder)
+    assert command.wait(LIMIT) == 0
+    assert started.exists()
+    scene.works(holder)
+
+
+def test_turns_are_taken_in_the_order_of_the_queue(scene: Scene) -> None:
+    """Whoever is thawed late is overtaken, on a busy machine: so one round of a few must do."""
+    machine = scene.machine
+    blocker = scene.actor("blocker")
+    # In the order in which they come: that of their slots, in which they are thawed.
+    waiters = [(scene.actor(f"waiter {number}"), number // 2) for number in range(4)]
+    for actor, _ in waiters:
+        actor.do("submit")
+
+    def is_queued(count: int) -> bool:
+        device = machine.device()
+        return len(device["queue"]) == count or device["phase"] != "granted"
+
+    def is_in_order() -> bool:
+        scene.arm("blocker", "granted", "stop")
+        blocker.send("whole")
+        scene.wait_for_stop(blocker, "blocker")
+        for number, (actor, priority) in enumerate(waiters):
+            actor.send("whole", timeout=LIMIT, priority=priority)
+            wait_until(lambda number=number: is_queued(number + 1))
+        blocker.signal(CONTINUE)
+        outcome(blocker)
+        epochs = [(actor.answer()["epoch"], number) for number, (actor, _) in enumerate(waiters)]
+        return [number for _, number in sorted(epochs)] == [2, 3, 0, 1]
+
+    assert any(is_in_order() for _ in range(4))
 
 
 # --- by plain signals, whenever ---
