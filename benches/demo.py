@@ -210,6 +210,7 @@ class Demo:
 
     def close(self) -> None:
         """End what runs, and take krex out of the runtime directory."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not cut this off
         for process in self.running:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

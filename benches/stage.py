@@ -106,6 +106,14 @@ class Stage:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # A second Ctrl-C must not leave half of it behind.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _close(self) -> None:
         for pid in set(self._forked):
             self.kill(pid)
         for process in self._processes:
