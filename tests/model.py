@@ -314,7 +314,10 @@ class Model:
                 for it in self.regions
                 if it.process in (process, process.parent) and it.device == device
             ]
-            if not any(it.epoch == epoch for it in outer):
+            # Its parent may have been in, without having said so yet.
+            claim = process.parent.operation if process.parent else None
+            is_early = claim is not None and claim.word == CLAIM and claim.device == device
+            if not is_early and not any(it.epoch == epoch for it in outer):
                 raise ViolationError(f"{region} joined nobody's region")
             process.regions.append(region)
             return
@@ -418,9 +421,8 @@ class Model:
             if sibling["drained"] in undrained:
                 self._check_undrained(region, sibling["name"], view)
         if report["verdict"] == "clean":
-            # Of those that have ended meanwhile nothing is kept.
-            blemishes = [str(it) for it in region.blemishes if it.culprit.is_alive]
-            if blemishes:
+            if region.blemishes:
+                blemishes = [str(it) for it in region.blemishes]
                 raise ViolationError(f"{region} is called clean, but {blemishes}: {report}")
             for sibling in report["siblings"]:
                 if sibling["frozen"] == "no" or sibling["drained"] in undrained:

@@ -17,13 +17,14 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import krex
 import pytest
 from actors import Nursery, Remote, has_ended
-from harness import Machine, is_frozen, wait_until
+from harness import Machine, is_frozen
+from harness import wait_until as wait_at_most
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -39,8 +40,13 @@ STEPS = 10
 # What has to happen happens within this, on the busiest machine.
 PATIENCE = float(os.environ.get("KREX_TEST_PATIENCE", "30"))
 MOST = 5
+T = TypeVar("T")
 OTHER = "cpu:b"
 FREEZERS = ["cgroup2", "sigstop"]
+
+
+def wait_until(predicate: Callable[[], T], what: str) -> T:
+    return wait_at_most(predicate, what, PATIENCE)
 
 
 class Arena:
@@ -217,6 +223,7 @@ class Schedule(RuleBasedStateMachine):
                 return
             if now > patience:
                 patience = now + 1
+                self.tell(f"still missing: {missing}")
                 for region in self.model.current.values():
                     if region.is_active() and self.is_starved(region.process):
                         region.was_stopped = True  # Its siblings were let go for it.
