@@ -406,3 +406,38 @@ wait
     assert len(lines) == 12
     assert {verdict for line in lines for verdict in line} <= {"clean", "unknown"}
     wait_until(lambda: not machine.tenants())
+
+
+def test_a_subreaper_does_not_freeze_its_own_supervisor(freezing_machine: Machine) -> None:
+    """The pair becomes its child, as below PID 1 of a container, but not part of its tenant."""
+    machine = freezing_machine
+    reaper = machine.actor(bare=True)
+    reaper.do("run", code="import ctypes\nassert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0")
+    reaper.do("hold")
+    assert reaper.do("leave")["verdict"] == "clean"
+    pair = machine.supervisor()
+    holder = machine.actor()
+    for _ in range(2):
+        holder.do("hold")
+        assert is_frozen(reaper.pid)
+        assert not any(is_frozen(pair[half]) for half in ("pid", "worker_pid"))
+        report = holder.do("leave")
+        assert report["verdict"] == "clean", report
+        wait_until(machine.nobody_is_frozen)
+    assert machine.supervisor() == pair | {"tenants": 2}
+
+
+def test_a_supervisor_starts_unnoticed(machine: Machine) -> None:
+    """No SIGCHLD, and no child that a caller's own `wait` would find."""
+    code = """
+import os, signal
+calls = []
+signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
+with region.critical():
+    pass
+try:
+    value = [calls, os.waitpid(-1, os.WNOHANG)]
+except ChildProcessError:
+    value = [calls, None]
+"""
+    assert machine.actor(bare=True).do("run", code=code) == [[], None]
