@@ -188,7 +188,7 @@ impl Worker<'_> {
     /// The holder's process id as this namespace numbers it, if its ancestors are in the tenant
     /// in `slot`.
     pub(crate) fn holder_below(&self, slot: usize, word: GateWord) -> Option<i32> {
-        let holder = self.segment.tenants[word.holder()].owner();
+        let holder = self.segment.tenants.get(word.holder())?.owner();
         if holder.supervisor() == self.slot {
             let descends = tenant::descends_from(self.segment, word.holder(), slot);
             return descends.then_some(holder.pid());
