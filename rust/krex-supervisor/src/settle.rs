@@ -69,9 +69,18 @@ impl Worker<'_> {
         for (index, word) in &causes {
             drained.push(self.drain(slot, *index, *word));
         }
+        let tenant = &self.segment.tenants[slot];
+        let is_new = |(index, word): &(usize, GateWord)| tenant.ack(*index).tenure != word.tenure();
         let Some(charge) = self.charges.get_mut(&slot) else {
             return;
         };
+        if matches!(charge.progress, Progress::Frozen { .. })
+            && causes.iter().any(is_new)
+            && !charge.is_still_frozen(processes)
+        {
+            // Frozen for an earlier tenure, and continued by somebody since.
+            charge.thaw();
+        }
         let reached = match charge.progress {
             Progress::Frozen { extent: reached } | Progress::Freezing { extent: reached, .. } => {
                 Some(reached)
