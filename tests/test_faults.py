@@ -323,12 +323,11 @@ def test_a_sibling_falls_with_a_submission_in_flight(scene: Scene, fault: str) -
 def test_a_child_of_a_sibling_dies_with_a_submission_in_flight(scene: Scene) -> None:
     """Its tenant lives on, so that its slots are not given back with the tenant's."""
     holder, sibling = scene.actor("holder"), scene.actor("sibling")
-    code = (
-        "import krex, sys, time; krex.submission().__enter__(); print(flush=True); time.sleep(99)"
-    )
+    code = "import krex; krex.submission().__enter__(); print(flush=True); input()"
     start = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {code!r}], stdout=subprocess.PIPE)
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", {code!r}], **pipes)
 child.stdout.readline()
 entered.append(child)
 """
@@ -336,7 +335,7 @@ entered.append(child)
     holder.send("whole", drain_timeout=LIMIT)
     wait_until(lambda: scene.machine.device()["phase"] == "closing")
     assert holder.poll_answer(0.05) is None, "it waits for the child"
-    sibling.do("run", code="child = entered.pop(); child.kill(); child.wait()")
+    sibling.do("run", code="child = entered.pop(); child.kill(); child.communicate()")
     assert holder.answer()["verdict"] == "clean"
     scene.works(holder, sibling)
 
