@@ -40,6 +40,7 @@ class Operation:
     timeout: float | None = None
     priority: int = 0
     max_hold: float = 60.0
+    drain_timeout: float = 0.5
     detail: Any = None
     # Who was there when a claim was sent: to be frozen, and in flight.
     siblings: list[Process] = field(default_factory=list)
@@ -58,6 +59,8 @@ class Flight:
     """A submission that was begun and not ended."""
 
     device: str
+    # A holder has waited for it in vain: later ones look once.
+    is_stuck: bool = False
 
 
 @dataclass(eq=False)
@@ -329,7 +332,10 @@ class Model:
                 if other.epoch == epoch or not in_order:
                     raise ViolationError(f"I1: {region} comes after {other}")
         self._check_order(region, operation)
-        for sibling, _ in region.flights:
+        for sibling, flight in region.flights:
+            if not flight.is_stuck and entered - began < operation.drain_timeout:
+                raise ViolationError(f"I2: {region} did not wait for what {sibling} has in flight")
+            flight.is_stuck = True
             region.blemishes.append(Blemish("was in flight", sibling))
         if process.parent is not None and process.parent.regions and process.parent.is_alive:
             # Its parent held this region's device before: it has waited for that, as a stranger.
