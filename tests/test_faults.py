@@ -413,7 +413,7 @@ def test_turns_are_taken_in_the_order_of_the_queue(scene: Scene) -> None:
     machine = scene.machine
     blocker = scene.actor("blocker")
     # In the order in which they come: that of their slots, in which they are thawed.
-    waiters = [(scene.actor(f"waiter {number}"), number // 2) for number in range(4)]
+    waiters = [(scene.actor(f"waiter {number}"), number // 2) for number in range(6)]
     for actor, _ in waiters:
         actor.do("submit")
 
@@ -431,7 +431,7 @@ def test_turns_are_taken_in_the_order_of_the_queue(scene: Scene) -> None:
         blocker.signal(CONTINUE)
         outcome(blocker)
         epochs = [(actor.answer()["epoch"], number) for number, (actor, _) in enumerate(waiters)]
-        return [number for _, number in sorted(epochs)] == [2, 3, 0, 1]
+        return [number for _, number in sorted(epochs)] == [4, 5, 2, 3, 0, 1]
 
     assert any(is_in_order() for _ in range(4))
 
