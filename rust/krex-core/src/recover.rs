@@ -111,20 +111,23 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
                 left += 1;
                 continue;
             }
-            revoke_held_by(&segment, index, Cause::Died, &mut done);
-            done.push(format!("freed the slot of {} ({})", tenant.name.get(), owner.pid()));
-            tenant::release(&segment, index, owner);
+            let name = tenant.name.get();
+            let end = || revoke_held_by(&segment, index, Cause::Died, &mut done);
+            if tenant::release(&segment, index, owner, end) {
+                done.push(format!("freed the slot of {name} ({})", owner.pid()));
+            }
         }
         if left > 0 {
             supervision::ensure(&segment, &identity, &host.program()?)?;
             done.push(format!("started the supervisor of {left} running tenants again"));
         }
     }
-    for index in device::in_use(&segment) {
+    for index in device::with_regions(&segment) {
         let section = &segment.devices[index];
         let word = section.gate().load();
-        let is_late =
-            now > section.hold_deadline.load(Ordering::Acquire).saturating_add(clock::SECOND);
+        let Some(holder) = segment.tenants.get(word.holder()) else { continue };
+        let deadline = holder.holding.hold_deadline.load(Ordering::Acquire);
+        let is_late = now > deadline.saturating_add(clock::SECOND);
         let timed = !matches!(word.phase(), crate::word::Phase::Open | crate::word::Phase::Granted);
         if timed && is_late && revoke(&segment, index, word, Cause::Deadline) {
             done.push(format!("ended a region on {} that was past its limit", section.name.get()));
@@ -196,6 +199,10 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
         }
         section.gate().wake();
     }
+    let left = segment.live_tenants.iter().count();
+    if left > 0 {
+        done.push(format!("left {left} commands running, which nobody excludes any more"));
+    }
     let alive = || (0..SUPERVISORS).filter(|slot| segment.is_supervisor_alive(*slot));
     for slot in alive() {
         supervision::ring(segment, slot);
@@ -207,7 +214,7 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     let own = Identity::of_self().ok().and_then(|it| supervision::find(segment, &it));
     for slot in alive() {
         if Some(slot) == own {
-            kill_pair(segment, slot);
+            kill_pair(segment, segment.directory(), slot);
             done.push("killed a supervisor that did not end".to_owned());
         } else {
             done.push(
@@ -224,15 +231,16 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
 
 /// Kills both halves of this namespace's pair; their names are checked, since process ids are
 /// reused.
-fn kill_pair(segment: &Layout, slot: usize) {
+fn kill_pair(segment: &Layout, directory: &Path, slot: usize) {
     let supervisor = &segment.supervisors[slot];
     // The keeper first: it would start another worker.
     for word in [&supervisor.keeper, &supervisor.worker] {
         let pid = word.load(Ordering::Acquire) as i32;
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if let Some(stat) = process::Stat::of(pid)
-            && name.starts_with("krex-")
-        {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let is_ours = words.get(1) == Some(&b"__supervise".as_slice())
+            && words.get(2) == Some(&directory.as_os_str().as_encoded_bytes());
+        if let Some(stat) = process::Stat::of(pid).filter(|it| it.is_supervisor && is_ours) {
             let _ = process::signal_exactly(pid, stat.start_time, rustix::process::Signal::KILL);
         }
     }

@@ -77,7 +77,7 @@ pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
     }
     let turn = Turn::take(client, device, deadline, host, claimed_at)?;
     client.be_own_tenant(host)?;
-    let waiting = Waiting::start(client.tenant());
+    let waiting = Waiting::start(client, client.flight_slot(device, host)?);
     let tenure = claim(client, device, options.priority, deadline, host, claimed_at)?;
     hooks::fault("granted");
     let region = close(tenure, options, host, claimed_at)?;
@@ -169,7 +169,6 @@ fn close(
     let client = tenure.client;
     let index = tenure.device;
     let segment = &client.segment;
-    let section = &segment.devices[index];
     let revoked = |_| revoked_error(client, index, tenure.word.tenure());
     let granted_at = clock::now();
     let nanoseconds = clock::nanoseconds;
@@ -177,14 +176,14 @@ fn close(
     let answer_deadline = drain_deadline
         .saturating_add(nanoseconds(FREEZE_LIMIT))
         .saturating_add(nanoseconds(ANSWER_LIMIT));
-    // Relaxed: published by the swap to `Closing`; only a holder between `Granted` and `Closing`
-    // writes here.
-    section.label.set(options.label.as_bytes());
-    section.granted_at.store(granted_at, Ordering::Relaxed);
-    section.drained_at.store(granted_at, Ordering::Relaxed);
-    section.drain_deadline.store(drain_deadline, Ordering::Relaxed);
+    let holding = &client.tenant().holding;
+    // Relaxed: published by the swap to `Closing`.
+    holding.label.set(options.label.as_bytes());
+    holding.granted_at.store(granted_at, Ordering::Relaxed);
+    holding.drained_at.store(granted_at, Ordering::Relaxed);
+    holding.drain_deadline.store(drain_deadline, Ordering::Relaxed);
     let hold_limit = nanoseconds(options.max_hold);
-    section.hold_deadline.store(answer_deadline.saturating_add(hold_limit), Ordering::Relaxed);
+    holding.hold_deadline.store(answer_deadline.saturating_add(hold_limit), Ordering::Relaxed);
     if !hooks::sabotaged("close") {
         tenure.word = client.gate(index).advance(tenure.word, Phase::Closing).map_err(revoked)?;
     }
@@ -205,7 +204,7 @@ fn close(
     hooks::fault("frozen");
 
     let held_at = clock::now();
-    section.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
+    holding.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
         return Err(revoked_error(client, index, number));
     }
@@ -227,7 +226,7 @@ fn close(
         word: tenure.word,
         joined: false,
         label: options.label.clone(),
-        drained_at: section.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
+        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
         siblings,
         claimed_at,
         granted_at,

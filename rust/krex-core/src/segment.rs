@@ -18,15 +18,17 @@ use crate::layout::{Header, LAYOUT, Layout, MAGIC, SIZE};
 /// Byte offset, far behind the end of the file, of the record lock of supervisor slot 0.
 const SUPERVISOR_LOCKS: i64 = 1 << 40;
 
-/// `$KREX_RUNTIME_DIR`, or `/dev/shm/krex-UID`. Relative paths are taken from the working
-/// directory.
+/// `$KREX_RUNTIME_DIR`, or `/dev/shm/krex-UID`.
 ///
 /// # Errors
-/// If the working directory that a relative path needs is gone.
+/// If it is not an absolute path: it would be another directory for each working directory.
 pub fn runtime_dir() -> Result<PathBuf> {
     match std::env::var_os("KREX_RUNTIME_DIR").filter(|value| !value.is_empty()) {
-        Some(value) => std::path::absolute(&value)
-            .map_err(|error| Error::system("KREX_RUNTIME_DIR is relative", error)),
+        Some(value) if Path::new(&value).is_absolute() => Ok(PathBuf::from(value)),
+        Some(value) => Err(Error::Invalid(format!(
+            "KREX_RUNTIME_DIR is the relative path {value:?}, another directory for each working \
+             directory. Use an absolute path"
+        ))),
         None => {
             let user = rustix::process::geteuid().as_raw();
             Ok(PathBuf::from(format!("/dev/shm/krex-{user}")))
@@ -158,6 +160,12 @@ impl Segment {
     pub fn is_retired(&self) -> bool {
         // Acquire: whoever sees the mark also sees the gates that were opened before it.
         self.header.retired.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether the path still names this very file, so that others find it.
+    pub fn is_current(&self) -> bool {
+        let current = fs::symlink_metadata(self.directory.join("segment"));
+        current.is_ok_and(|it| (it.dev(), it.ino()) == self.file)
     }
 
     /// Takes the record lock of a supervisor slot; `None` if another pair holds it. The lock

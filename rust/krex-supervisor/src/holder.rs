@@ -96,10 +96,12 @@ impl Worker<'_> {
             revoke(self.segment, index, word, Cause::Died);
             return;
         }
-        let deadline = if word.phase() == Phase::Granted {
-            self.seen[index].1 + GRANT_LIMIT
-        } else {
-            section.hold_deadline.load(Ordering::Acquire)
+        let deadline = match (word.phase(), holder) {
+            (Phase::Granted, _) => self.seen[index].1 + GRANT_LIMIT,
+            // A gate of its user's own is held without limit.
+            _ if section.name.starts_with(device::GATE_PREFIX) => u64::MAX,
+            (_, Some(holder)) => holder.holding.hold_deadline.load(Ordering::Acquire),
+            (_, None) => 0,
         };
         // The deadline may be a later tenure's by now; the swap on `word` then fails.
         if now >= deadline && !hooks::sabotaged("revoke_late") {

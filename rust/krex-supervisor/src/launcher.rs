@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use krex_core::client::{self, Host, SLICE, Waiting, Watch};
+use krex_core::client::{self, Host, SLICE, Watch};
 use krex_core::device;
 use krex_core::freezer::Choice;
 use krex_core::process::Identity;
@@ -67,7 +67,7 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {
-        tenant::release(&segment, reference.slot, tenant.owner());
+        tenant::release(&segment, reference.slot, tenant.owner(), || {});
     }
     if error.raw_os_error() == Some(libc::ENOENT) && command.exists() {
         let word = options.command[0].to_string_lossy();
@@ -153,7 +153,7 @@ fn wait_for_admission(
     let Some(tenant) = tenant::resolve(segment, reference) else {
         return;
     };
-    let _waiting = Waiting::start(tenant);
+    tenant.start_waiting(clock::now());
     let mut next_look = Watch::default();
     for index in device::in_use(segment).filter(|index| tenant.shares(*index)) {
         let gate = segment.devices[index].gate();
@@ -171,6 +171,7 @@ fn wait_for_admission(
             }
         }
     }
+    tenant.stop_waiting(1, clock::now());
 }
 
 /// Looks the command up as execvp(3) does, before anything is registered for it.

@@ -121,8 +121,9 @@ impl Worker<'_> {
         if hooks::sabotaged("drain") {
             return Some(Drained::Idle);
         }
-        let section = &self.segment.devices[index];
-        let deadline = section.drain_deadline.load(Ordering::Acquire);
+        let holder = self.segment.tenants.get(word.holder())?;
+        // It may be of a later tenure by now; then this one is over.
+        let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
         let is_late = clock::now() >= deadline;
         let mut in_flight = false;
         for submitter in self.segment.live_submitters.iter() {
@@ -171,10 +172,11 @@ impl Worker<'_> {
         processes: &mut ProcessTable,
     ) {
         let tenant = &self.segment.tenants[slot];
-        let section = &self.segment.devices[index];
         let mut ack = tenant.ack(index);
         if ack.tenure != word.tenure() || ack.stage == Stage::None {
-            section.drained_at.fetch_max(clock::now(), Ordering::AcqRel);
+            if let Some(holder) = self.segment.tenants.get(word.holder()) {
+                holder.holding.drained_at.fetch_max(clock::now(), Ordering::AcqRel);
+            }
             ack = Ack {
                 tenure: word.tenure(),
                 stage: Stage::Settled,
