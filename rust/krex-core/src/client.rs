@@ -66,14 +66,15 @@ fn thread_number() -> u64 {
 /// in the child, whose threads do not include the owner.
 #[derive(Debug, Default)]
 pub struct ThreadLock {
-    /// (contended, forks, thread number), or zero.
+    /// (forks, contended, thread number), or zero. The mark is in the low half, which is the one
+    /// that the futex compares.
     owner: AtomicU64,
 }
 
 /// Somebody sleeps, or slept, on the lock: giving it back has to wake.
-const CONTENDED: u64 = 1 << 63;
-const FORKS_SHIFT: u32 = 40;
-const FORKS_MASK: u64 = (1 << (63 - FORKS_SHIFT)) - 1;
+const CONTENDED: u64 = 1 << 31;
+const FORKS_SHIFT: u32 = 32;
+const FORKS_MASK: u64 = (1 << 32) - 1;
 
 impl ThreadLock {
     pub const fn new() -> Self {
@@ -81,7 +82,7 @@ impl ThreadLock {
     }
 
     fn mine() -> u64 {
-        ((forks() & FORKS_MASK) << FORKS_SHIFT) | (thread_number() & ((1 << FORKS_SHIFT) - 1))
+        ((forks() & FORKS_MASK) << FORKS_SHIFT) | (thread_number() & (CONTENDED - 1))
     }
 
     pub fn is_mine(&self) -> bool {
@@ -257,31 +258,34 @@ impl Client {
     }
 
     /// The device called `name`, or else the one that `krex run --device` named, or else `cpu`.
-    /// From now on this process's tenant shares it.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`], [`Error::Full`].
     pub fn device(&self, name: Option<&str>) -> Result<usize> {
-        let tenant = self.tenant();
-        let device = match name {
+        match name {
             Some(name) => {
                 device::check_name(name)?;
-                device::find_or_add(&self.segment, name)?
+                device::find_or_add(&self.segment, name)
             }
-            None => match tenant.default_device.load(Ordering::Relaxed) {
-                0 => device::find_or_add(&self.segment, device::DEFAULT)?,
-                named => (named as usize - 1).min(DEVICES - 1),
+            None => match self.tenant().default_device.load(Ordering::Relaxed) {
+                0 => device::find_or_add(&self.segment, device::DEFAULT),
+                named => Ok((named as usize - 1).min(DEVICES - 1)),
             },
-        };
-        if !tenant.shares(device) {
-            if !self.may_pass(self.gate(device).load()) {
-                tenant::note_newcomer(&self.segment, device);
-            }
-            // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
-            tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
-            supervision::ring(&self.segment, self.supervisor);
         }
-        Ok(device)
+    }
+
+    /// From now on this process's tenant shares the device.
+    pub fn share(&self, device: usize) {
+        let Some(tenant) = tenant::resolve(&self.segment, self.reference()) else { return };
+        if tenant.shares(device) {
+            return;
+        }
+        if !self.may_pass(self.gate(device).load()) {
+            tenant::note_newcomer(&self.segment, device);
+        }
+        // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
+        tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+        supervision::ring(&self.segment, self.supervisor);
     }
 
     /// Makes this process the root of its tenant, splitting it off from the one it is in.
@@ -362,8 +366,8 @@ impl Client {
             submitter.flight().reset();
             // SeqCst: whoever closes the gate after a submission of this slot was counted also
             // finds the slot in the list.
-            submitter.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
             self.segment.live_submitters.insert(slot);
+            submitter.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
             self.submitters[device].store(slot as u64 + 1, Ordering::Release);
             return Ok(slot);
         }
@@ -374,7 +378,10 @@ impl Client {
     /// descends from it.
     pub fn may_pass(&self, word: GateWord) -> bool {
         let own = self.reference();
-        word.holder() == own.slot || tenant::descends_from(&self.segment, own.slot, word.holder())
+        // A slot that is somebody else's by now says nothing about this process.
+        tenant::resolve(&self.segment, own).is_some()
+            && (word.holder() == own.slot
+                || tenant::descends_from(&self.segment, own.slot, word.holder()))
     }
 
     /// Passes the gate of `device` and counts in flight; waits while the gate is closed.

@@ -16,7 +16,7 @@ use crate::process::{self, Identity};
 use crate::segment::Segment;
 use crate::supervision;
 use crate::tenant;
-use crate::word::{Cause, GateWord, Revocation, SlotState, Stage};
+use crate::word::{Cause, Frozen, GateWord, Revocation, SlotState, Stage};
 
 /// Takes a tenure away from its holder: one swap to open, with the cause left for the holder.
 /// Returns whether it was still its tenure.
@@ -58,12 +58,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
             continue;
         }
         for device in 0..DEVICES {
-            let mut ack = tenant.ack(device);
-            let word = segment.devices[device].gate().load();
-            if !word.is_open() && ack.tenure == word.tenure() && ack.stage >= Stage::Settled {
-                ack.disturbed = true;
-                tenant.acks[device].store(ack.pack(), Ordering::Release);
-            }
+            note_thaw(segment, index, device, None);
         }
         if let Some(group) = Group::at(&tenant.cgroup.get()) {
             let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
@@ -77,6 +72,23 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
     }
     continue_all(segment, slot);
     thawed
+}
+
+/// Marks a tenant's acknowledgement for a region that runs now: it is about to be thawed. Nothing
+/// is marked for the tenure `expected`, of which it is known.
+pub fn note_thaw(segment: &Layout, tenant: usize, device: usize, expected: Option<u64>) {
+    let acks = &segment.tenants[tenant].acks;
+    let mut ack = segment.tenants[tenant].ack(device);
+    let word = segment.devices[device].gate().load();
+    let counts = !word.is_open()
+        && ack.tenure == word.tenure()
+        && expected != Some(word.tenure())
+        && ack.stage >= Stage::Settled
+        && ack.frozen != Frozen::No;
+    if counts {
+        ack.disturbed = true;
+        acks[device].store(ack.pack(), Ordering::Release);
+    }
 }
 
 /// Repairs what can be repaired from this PID namespace by this user. Returns what was done.

@@ -162,6 +162,11 @@ impl Segment {
         self.header.retired.load(Ordering::Acquire) != 0
     }
 
+    /// The file's inode, which tells it from others that had or have the same path.
+    pub fn inode(&self) -> u64 {
+        self.file.1
+    }
+
     /// Whether the path still names this very file, so that others find it.
     pub fn is_current(&self) -> bool {
         let current = fs::symlink_metadata(self.directory.join("segment"));
@@ -209,7 +214,14 @@ impl Segment {
         if is_same {
             return file;
         }
-        self.header.retired.store(1, Ordering::Release);
+        // Gone from the file system, not merely out of this process's sight (chroot, say).
+        let is_removed = self
+            ._lock
+            .metadata()
+            .is_ok_and(|it| (it.dev(), it.ino()) == self.file && it.nlink() == 0);
+        if is_removed {
+            self.header.retired.store(1, Ordering::Release);
+        }
         Err(Error::segment(
             &path,
             "was removed while it was in use",

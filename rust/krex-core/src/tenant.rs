@@ -82,7 +82,7 @@ pub fn note_newcomer(segment: &Layout, device: usize) {
     let word = section.gate().load();
     if matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving) {
         // Release: partner of the Acquire in the holder's report.
-        section.newcomer_tenure.store(word.tenure(), Ordering::Release);
+        section.newcomer_tenure.fetch_max(word.tenure(), Ordering::Release);
     }
 }
 
@@ -172,9 +172,11 @@ fn join_cgroup(
 ) -> std::io::Result<()> {
     let parent = cgroup::parent_for_tenants().ok_or(std::io::ErrorKind::NotFound)?;
     let path = format!(
-        "{}/{}{}-{}",
+        "{}/{}{:x}-{}-{}",
         parent.trim_end_matches('/'),
         group_prefix(segment.directory()),
+        // Another segment may come to the same path, in time or in another mount namespace.
+        segment.inode(),
         reference.slot,
         reference.generation
     );
@@ -195,7 +197,7 @@ fn join_cgroup(
 /// How the names of the groups of one runtime directory begin.
 pub fn group_prefix(directory: &std::path::Path) -> String {
     let hash = process::hash(directory.as_os_str().as_encoded_bytes()) as u32;
-    format!("{}{hash:08x}-", cgroup::PREFIX)
+    format!("{}{hash:08x}", cgroup::PREFIX)
 }
 
 /// The caller first, so that its later children are born in the group; then those that it has
@@ -303,7 +305,8 @@ pub fn find_own(
             return Some(reference(*slot, *owner));
         }
     }
-    if let Some(path) = cgroup::path_of("self").filter(|path| cgroup::is_tenants(path)) {
+    let path = cgroup::path_of("self").unwrap_or_default();
+    if let Some(path) = cgroup::tenants_group(&path) {
         for (slot, owner) in candidates.iter().chain(&foreign) {
             if segment.tenants[*slot].cgroup.bytes() == path.as_bytes() {
                 return Some(reference(*slot, *owner));

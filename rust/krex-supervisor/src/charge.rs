@@ -57,6 +57,9 @@ pub struct Charge<'a> {
     pub progress: Progress,
     /// The tenure, per device, in which something was seen in flight.
     pub was_in_flight: [u64; DEVICES],
+    /// When its root process was seen to have ended, and when what it left was last looked for.
+    pub ended_at: Option<u64>,
+    pub looked_at: u64,
     /// When its time limit ended it.
     pub terminated_at: Option<u64>,
     killed: bool,
@@ -91,6 +94,8 @@ impl<'a> Charge<'a> {
             journal,
             progress: Progress::Running,
             was_in_flight: [0; DEVICES],
+            ended_at: None,
+            looked_at: 0,
             terminated_at: None,
             killed: false,
         }
@@ -144,6 +149,9 @@ impl<'a> Charge<'a> {
             let mut around = Sigstop::new(members, self.journal);
             let mut foreign = tenant::other_roots(self.segment, self.slot);
             foreign.push(holder);
+            if let Means::Tree(tree) = &self.means {
+                around.remember(tree);
+            }
             around.exclude(foreign, process::ancestors(holder).map(|it| it.pid).collect());
             self.around = Some(around);
         }

@@ -14,7 +14,7 @@ use krex_core::tenant;
 use krex_core::word::{Cause, OwnerWord, SlotState};
 
 use crate::charge::Charge;
-use crate::worker::Worker;
+use crate::worker::{HOUSEKEEPING, Worker};
 
 /// Tenants of another PID namespace, of which nothing can be seen, are given up when its supervisor
 /// has been gone for so long.
@@ -37,8 +37,15 @@ impl Worker<'_> {
             // Its regions first: whoever holds one is the root process.
             self.end_regions(slot);
             let Some(charge) = self.charges.get_mut(&slot) else { continue };
+            // Exits in progress are over soon; a daemon that the root left behind stays.
+            let now = clock::now();
+            let ended_at = *charge.ended_at.get_or_insert(now);
+            if charge.looked_at + HOUSEKEEPING / 2 > now && now > ended_at + SECOND {
+                continue;
+            }
+            charge.looked_at = now;
             if charge.is_populated(processes) || hooks::sabotaged("free_slots") {
-                waiting = true;
+                waiting |= now <= ended_at + SECOND;
             } else {
                 gone.push(slot);
             }
@@ -52,7 +59,6 @@ impl Worker<'_> {
             }
         }
         if waiting {
-            // Exits in progress, or processes that the root left behind.
             self.wake_at(clock::now() + 20 * MILLISECOND);
         }
     }

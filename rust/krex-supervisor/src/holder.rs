@@ -165,7 +165,7 @@ impl Worker<'_> {
         if section.stalled_tenure.load(Ordering::Acquire) != word.tenure() {
             log::info!("the holder of {} ran on no CPU: thawing its siblings", section.name.get());
             // Release: partner of the Acquire in every supervisor's `wanted`.
-            section.stalled_tenure.store(word.tenure(), Ordering::Release);
+            section.stalled_tenure.fetch_max(word.tenure(), Ordering::Release);
             ring_for(self.segment, siblings.iter().copied());
             return;
         }
@@ -214,7 +214,9 @@ impl Worker<'_> {
         let pid = process::find_foreign(key, owner.pid());
         self.foreign.insert(owner.0, pid);
         let tenant = &self.segment.tenants[slot];
-        let (Some(pid), None) = (pid, tenant.parent()) else { return };
+        // The search takes a while: is it still the same tenant?
+        let is_same = tenant.owner() == owner;
+        let (Some(pid), None, true) = (pid, tenant.parent(), is_same) else { return };
         let parent = process::ancestors(pid).find_map(|ancestor| {
             let found = self.charges.iter().find(|(_, it)| it.owner.pid() == ancestor.pid);
             found.map(|(slot, it)| Reference { slot: *slot, generation: it.owner.generation() })

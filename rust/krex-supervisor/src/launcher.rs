@@ -41,8 +41,10 @@ impl Host for Native {
 /// Runs the command line after `krex run`; returns only if it fails, or for `--help`.
 pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let Some(options) = options::parse(words)? else {
-        print!("{}", options::HELP);
-        return Ok(());
+        return match crate::print(options::HELP) {
+            0 => Ok(()),
+            status => Err(Exit { status, message: "standard output cannot be written".to_owned() }),
+        };
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
@@ -105,6 +107,8 @@ fn register(
     let time_limit = options.time_limit.map_or(0, clock::nanoseconds);
     if let (Some(reference), Some(tenant)) = (parent, of_parent)
         && tenant.owner().pid() == identity.pid
+        && tenant.start_time.load(Ordering::Acquire) == identity.start_time
+        && Some(tenant.owner().supervisor()) == known
     {
         // `krex run krex run COMMAND`: this process is a tenant already. The inner one's word
         // counts where it says something.

@@ -7,6 +7,7 @@ use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::DEVICES;
+use krex_core::recover;
 use krex_core::sync;
 use krex_core::tenant;
 use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Stage};
@@ -60,9 +61,7 @@ impl Worker<'_> {
     /// Takes a tenant the next step towards what should be.
     pub(crate) fn settle(&mut self, slot: usize, processes: &mut ProcessTable) {
         let Some((extent, causes)) = self.wanted(slot) else {
-            if let Some(charge) = self.charges.get_mut(&slot) {
-                charge.thaw();
-            }
+            self.thaw(slot);
             return;
         };
         let mut drained = Vec::new();
@@ -92,10 +91,15 @@ impl Worker<'_> {
             if drained.iter().any(Option::is_none) {
                 return; // Frozen now, its threads in flight could never leave.
             }
+            if reached.is_some() {
+                self.thaw(slot); // To another extent: what is frozen by now runs for a moment.
+            }
+            let Some(charge) = self.charges.get_mut(&slot) else { return };
             result = charge.start(extent, processes);
         } else if matches!(charge.progress, Progress::Freezing { .. }) {
             result = charge.carry_on(processes);
         }
+        let Some(charge) = self.charges.get_mut(&slot) else { return };
         let outcome = match (result, charge.progress) {
             (Err(Failure(obstacle)), _) => (Frozen::No, obstacle),
             (Ok(()), Progress::Frozen { extent }) => (charge.frozen_name(extent), Obstacle::None),
@@ -109,6 +113,19 @@ impl Worker<'_> {
                 self.acknowledge(slot, index, word, drained, outcome, processes);
             }
         }
+    }
+
+    /// Thaws a tenant. If that is in the middle of a region, its verdict has to say so, except
+    /// where the stall breaker does.
+    fn thaw(&mut self, slot: usize) {
+        let Some(charge) = self.charges.get_mut(&slot) else { return };
+        if matches!(charge.progress, Progress::Frozen { .. }) {
+            for index in device::with_regions(self.segment) {
+                let stalled = self.segment.devices[index].stalled_tenure.load(Ordering::Acquire);
+                recover::note_thaw(self.segment, slot, index, Some(stalled));
+            }
+        }
+        charge.thaw();
     }
 
     /// Steps 3 and 4 for one tenant: how it was drained, or `None` while it is not.
