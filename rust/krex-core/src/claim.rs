@@ -20,6 +20,14 @@ struct Queued<'a> {
     gate: &'a Gate,
 }
 
+impl Queued<'_> {
+    /// Leaves with the turn: nobody else can take it now, so nobody is woken.
+    fn leave_with_turn(self) {
+        self.entry.leave();
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.entry.leave();
@@ -129,7 +137,12 @@ pub(crate) fn claim(
                     return Err(purged(client));
                 }
                 match conflict(client, device) {
-                    None => return Ok(Claimed::Granted(tenure)),
+                    None => {
+                        if let Some((place, _)) = queued.take() {
+                            place.leave_with_turn();
+                        }
+                        return Ok(Claimed::Granted(tenure));
+                    }
                     Some(other) => {
                         drop(tenure);
                         open_since = None;

@@ -16,7 +16,7 @@ mod _krex {
     #[pymodule_export]
     use crate::gate::{InFlightCounter, SharedMemoryGate};
     #[pymodule_export]
-    use crate::region::{Region, Report, Sibling, enter};
+    use crate::region::{Critical, Region, Report, Sibling};
     #[pymodule_export]
     use crate::snapshot::{recover, snapshot};
     #[pymodule_export]

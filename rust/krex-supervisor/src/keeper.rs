@@ -205,6 +205,7 @@ fn wait_for(worker: i32) -> Option<i32> {
 fn work(segment: &'static Segment, slot: usize, keeper: process::Stat) -> ! {
     name_process(c"krex-worker");
     raise_limits();
+    krex_core::freezer::emergency::thaw_on_bus_error();
     let supervisor = &segment.supervisors[slot];
     let own = rustix::process::getpid().as_raw_nonzero().get();
     supervisor.worker.store(own as u64, Ordering::Release);
