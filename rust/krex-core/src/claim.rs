@@ -163,7 +163,13 @@ pub(crate) fn claim(
         if deadline.has_passed() {
             return Err(client.timed_out(device, started));
         }
-        pause_at(gate, seen, deadline, pause, host)?;
+        let ahead_now =
+            || queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+        let before = ahead_now();
+        let wake = gate.wait_while(seen, deadline.left(pause), || ahead_now() == before);
+        if wake != Wake::Changed && host.interrupted() {
+            return Err(Error::Interrupted);
+        }
         watch.look(client, host);
     }
 }
