@@ -104,6 +104,7 @@ pub(crate) fn claim(
             return Ok(Claimed::Join(seen));
         }
         let mut pause = SLICE;
+        let mut reserved_for = None;
         // A place in the queue is needed as soon as anybody else is there.
         if queued.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
         {
@@ -115,6 +116,7 @@ pub(crate) fn claim(
         }
         if seen.is_open() || hooks::sabotaged("exclusive") {
             let ahead = queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+            reserved_for = Some(ahead);
             let patience = clock::nanoseconds(queue::TURN).saturating_mul(ahead.into());
             let waited = match ahead {
                 0 => 0,
@@ -163,10 +165,9 @@ pub(crate) fn claim(
         if deadline.has_passed() {
             return Err(client.timed_out(device, started));
         }
-        let ahead_now =
-            || queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
-        let before = ahead_now();
-        let wake = gate.wait_while(seen, deadline.left(pause), || ahead_now() == before);
+        let ahead = || queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+        let still = || reserved_for.is_none_or(|before| ahead() == before);
+        let wake = gate.wait_while(seen, deadline.left(pause), still);
         if wake != Wake::Changed && host.interrupted() {
             return Err(Error::Interrupted);
         }
