@@ -15,6 +15,7 @@ __all__ = [
     "Sibling",
     "Submission",
     "__version__",
+    "group_prefix",
     "recover",
     "set_activity",
     "snapshot",
@@ -27,6 +28,7 @@ TEST_HOOKS: Final[bool]
 
 def set_activity(name: str) -> Literal["idle", "compiling", "warming_up"]: ...
 def snapshot(runtime_dir: str | None = None) -> dict[str, Any]: ...
+def group_prefix(runtime_dir: str) -> str: ...
 def recover(purge: bool = False) -> list[str]: ...
 @disjoint_base
 class Critical:

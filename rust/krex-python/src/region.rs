@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use krex_core::clock::seconds;
 use krex_core::{region, report};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyList, PyModule, PyTuple};
@@ -70,13 +70,14 @@ impl Critical {
     #[new]
     #[pyo3(signature = (device=None, *, timeout=None, max_hold=60.0, drain_timeout=0.5, priority=0, label=None))]
     fn new(
-        device: Option<String>,
+        device: Option<Bound<'_, PyAny>>,
         timeout: Option<f64>,
         max_hold: f64,
         drain_timeout: f64,
         priority: i64,
         label: Option<String>,
     ) -> PyResult<Self> {
+        let device = device.map(|it| device_name(&it)).transpose()?;
         let options = region::Options {
             device,
             timeout: convert::optional_duration("timeout", timeout)?,
@@ -179,6 +180,14 @@ impl Critical {
     fn label(&self) -> Option<&str> {
         Some(self.options.label.as_str()).filter(|label| !label.is_empty())
     }
+}
+
+/// The name of a device; `@critical` without parentheses passes a function here.
+fn device_name(device: &Bound<'_, PyAny>) -> PyResult<String> {
+    device.extract().map_err(|_| {
+        let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
+        PyTypeError::new_err(format!("device is {device:?}; use a string, or None{hint}"))
+    })
 }
 
 impl Critical {
