@@ -5,7 +5,7 @@
 //! threads and futexes, where such a sleep runs into [`LIMIT`].
 //!
 //! Loom knows no time-outs, so giving up is something that an actor does. What the actors do is
-//! what `client.rs`, `region.rs` and the supervisor do, without segment, processes and clocks.
+//! what `client.rs`, `claim.rs`, `region.rs` and the supervisor do, without segment, processes and clocks.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Note; // No part of the protocol: loom must not branch on it.
@@ -252,7 +252,7 @@ impl World {
         queue::ahead(self.entries.iter(), 0, key)
     }
 
-    /// Waits for the turn in the queue, as `region::claim` does; `place`: it has joined already.
+    /// Waits for the turn in the queue, as `claim::claim` does; `place`: it has joined already.
     fn claim(&self, tenant: usize, mut place: Option<Key>) -> GateWord {
         loop {
             let seen = self.gate.load();
@@ -267,9 +267,8 @@ impl World {
                 let Some(granted) = self.gate.try_grant(tenant) else {
                     continue;
                 };
-                if place.is_some() {
-                    self.leave_queue(tenant);
-                }
+                // Wakes nobody: those behind find the gate closed, and its opening wakes them.
+                self.entries[tenant].leave();
                 return granted;
             }
             slept(self.gate.wait_while(seen, LIMIT, || !seen.is_open() || ahead() != 0));
@@ -701,16 +700,19 @@ struct Slots {
     owner: AtomicU64,
     listed: Note,
     turned_back: Note,
+    claimed: Note,
 }
 
 const STARTING: OwnerWord = OwnerWord::new(1, 42, 0, SlotState::Starting);
+const LIVE: OwnerWord = STARTING.with_state(SlotState::Live);
+const NEXT: OwnerWord = OwnerWord::new(2, 43, 0, SlotState::Starting);
 
 impl Slots {
     /// As `tenant::register` does, up to its first look at the gate.
     fn register(&self) {
         self.owner.store(STARTING.0, Ordering::Release);
         self.live.insert(0);
-        self.owner.store(STARTING.with_state(SlotState::Live).0, Ordering::SeqCst);
+        self.owner.store(LIVE.0, Ordering::SeqCst);
         sync::fence_between();
         let closed = !self.world.gate.load().is_open();
         self.turned_back.store(closed.into(), Ordering::SeqCst);
@@ -720,9 +722,34 @@ impl Slots {
     fn submit(&self) {
         self.owner.store(STARTING.0, Ordering::Release);
         self.world.flights[0].reset();
-        self.owner.store(STARTING.with_state(SlotState::Live).0, Ordering::SeqCst);
         self.live.insert(0);
+        self.owner.store(LIVE.0, Ordering::SeqCst);
         self.world.submit(0);
+    }
+
+    /// As `tenant::release` does, for an owner that was judged when it was live.
+    fn release(&self) {
+        let ending = LIVE.with_state(SlotState::Ending).0;
+        let is_ours =
+            self.owner.compare_exchange(LIVE.0, ending, Ordering::AcqRel, Ordering::Relaxed);
+        if is_ours.is_ok() {
+            self.live.remove(0);
+            self.owner.store(LIVE.with_state(SlotState::Free).0, Ordering::Release);
+        }
+    }
+
+    /// As `tenant::claim` does.
+    fn claim(&self) {
+        let seen = OwnerWord(self.owner.load(Ordering::Acquire));
+        let is_ours = seen.is_free()
+            && self
+                .owner
+                .compare_exchange(seen.0, NEXT.0, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
+        if is_ours {
+            self.live.insert(0);
+            self.claimed.store(1, Ordering::SeqCst);
+        }
     }
 
     fn is_listed(&self) -> bool {
@@ -787,37 +814,16 @@ fn slots_come_and_go_without_touching_each_other() {
 }
 
 #[test]
-fn a_slot_that_is_taken_over_stays_listed() {
-    model(2, || {
+fn a_slot_is_freed_once_and_its_next_owner_stays_listed() {
+    model(3, || {
         let slots = Arc::new(Slots::default());
-        slots.owner.store(STARTING.0, Ordering::Relaxed);
+        slots.owner.store(LIVE.0, Ordering::Relaxed);
         slots.live.insert(0);
-        race(
-            &slots,
-            [
-                |it| {
-                    // As `tenant::release` does.
-                    it.live.remove(0);
-                    let free = STARTING.with_state(SlotState::Free).0;
-                    it.owner
-                        .compare_exchange(STARTING.0, free, Ordering::AcqRel, Ordering::Relaxed)
-                        .unwrap();
-                },
-                |it: &Slots| {
-                    // As `tenant::claim` does.
-                    let seen = OwnerWord(it.owner.load(Ordering::Acquire));
-                    if seen.is_free() {
-                        let next =
-                            OwnerWord::new(seen.generation() + 1, 43, 0, SlotState::Starting);
-                        it.owner
-                            .compare_exchange(seen.0, next.0, Ordering::AcqRel, Ordering::Relaxed)
-                            .unwrap();
-                        it.live.insert(0);
-                    }
-                },
-            ],
-        );
-        let is_free = OwnerWord(slots.owner.load(Ordering::SeqCst)).is_free();
-        assert_eq!(slots.live.iter().next().is_none(), is_free);
+        race(&slots, [|it| it.release(), |it| it.release(), |it: &Slots| it.claim()]);
+        let owner = OwnerWord(slots.owner.load(Ordering::SeqCst));
+        let is_claimed = slots.claimed.load(Ordering::SeqCst) == 1;
+        let expected = if is_claimed { NEXT } else { LIVE.with_state(SlotState::Free) };
+        assert_eq!(owner, expected);
+        assert_eq!(slots.live.iter().next().is_some(), is_claimed);
     });
 }
