@@ -75,9 +75,7 @@ class critical(Critical):  # noqa: N801 - it is used like a function
 
     __slots__ = ()
 
-    def __call__(
-        self, function: Callable[_Parameters, _Result]
-    ) -> Callable[_Parameters, _Result]:
+    def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         """Decorate `function`: each call runs in a region of its own.
 
         Its report goes to the callbacks of `on_region_exited`.
