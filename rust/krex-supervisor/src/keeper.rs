@@ -90,6 +90,11 @@ fn lift_confinements() {
         limit.current = limit.maximum;
         let _ = setrlimit(resource, limit);
     }
+    // Three descriptors a tenant; who may, takes enough for all.
+    let enough = rustix::process::Rlimit { current: Some(8192), maximum: Some(8192) };
+    if getrlimit(Resource::Nofile).maximum.is_some_and(|it| it < 8192) {
+        let _ = setrlimit(Resource::Nofile, enough);
+    }
     let all =
         (0..rustix::thread::CpuSet::MAX_CPU).fold(rustix::thread::CpuSet::new(), |mut all, cpu| {
             all.set(cpu);
