@@ -87,6 +87,8 @@ pub fn note_thaw(segment: &Layout, tenant: usize, device: usize, expected: Optio
         && ack.frozen != Frozen::No;
     if counts {
         ack.disturbed = true;
+        let section = &segment.devices[device];
+        section.disturbed_tenure.fetch_max(word.tenure(), Ordering::AcqRel);
         acks[device].store(ack.pack(), Ordering::Release);
     }
 }

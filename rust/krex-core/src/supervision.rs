@@ -96,7 +96,7 @@ pub fn revive(
         if halves.len() < 2 || !halves.iter().all(|it| it.is_stopped()) {
             return Ok(());
         }
-        log::warn!("both halves of the supervisor were stopped: replacing them");
+        log::info!("both halves of the supervisor were stopped: replacing them");
         kill_pair(segment, slot);
     }
     ensure(segment, identity, &program()?).map(drop)
