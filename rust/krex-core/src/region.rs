@@ -455,7 +455,13 @@ impl Region {
 
     /// The error that says why the region was revoked.
     pub fn revocation(&self) -> Error {
-        revoked_error(self.client, self.device, self.word.tenure())
+        match revoked_error(self.client, self.device, self.word.tenure()) {
+            Error::Revoked { device, epoch, .. } if self.joined => {
+                let cause = "the region that it joined has ended".to_owned();
+                Error::Revoked { device, epoch, cause }
+            }
+            error => error,
+        }
     }
 }
 

@@ -53,7 +53,7 @@ impl Worker<'_> {
         for slot in gone {
             if let Some(mut charge) = self.charges.remove(&slot) {
                 charge.thaw();
-                self.free_submitters(true);
+                self.free_submitters();
                 log::debug!("{:?} has ended", charge.tenant().name.get());
                 tenant::release(self.segment, slot, charge.owner, || self.end_regions(slot));
             }
@@ -80,7 +80,7 @@ impl Worker<'_> {
                 self.free_submitter(slot, owner);
             }
         }
-        self.free_submitters(true);
+        self.free_submitters();
         for (slot, charge) in &mut self.charges {
             // Without a group, who belongs to it must be learned while the tree shows it.
             // What is frozen has no new children.
@@ -183,32 +183,23 @@ impl Worker<'_> {
         }
     }
 
-    /// Frees the slots of submitters that have ended. Returns whether there were any.
-    pub(crate) fn free_submitters(&self, all: bool) -> bool {
-        let mut freed = false;
-        if hooks::sabotaged("free_submitters") {
-            return false;
-        }
+    /// Frees the slots of submitters that have ended.
+    fn free_submitters(&self) {
         for slot in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[slot];
             let owner = submitter.owner();
             let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Live;
-            if !mine || !(all || submitter.flight().counts().in_flight > 0) {
-                continue;
+            let start_time = submitter.start_time.load(Ordering::Acquire);
+            if mine && !process::is_alive(owner.pid(), start_time) {
+                self.free_submitter(slot, owner);
             }
-            if process::is_alive(owner.pid(), submitter.start_time.load(Ordering::Acquire)) {
-                continue;
-            }
-            self.free_submitter(slot, owner);
-            freed = true;
         }
-        freed
     }
 
     /// Frees a submitter's slot, whose owner was judged to have ended.
-    fn free_submitter(&self, slot: usize, judged: OwnerWord) {
+    pub(crate) fn free_submitter(&self, slot: usize, judged: OwnerWord) {
         let submitter = &self.segment.submitters[slot];
-        if !tenant::claim_ending(&submitter.owner, judged) {
+        if hooks::sabotaged("free_submitters") || !tenant::claim_ending(&submitter.owner, judged) {
             return;
         }
         // Threads that it left waiting wait no more.

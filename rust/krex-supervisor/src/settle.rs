@@ -194,13 +194,19 @@ impl Worker<'_> {
         let is_late = clock::now() >= deadline;
         let (mut in_flight, mut timed_out) = (false, false);
         let own = Reference { slot, generation: tenant.owner().generation() };
-        for submitter in self.segment.live_submitters.iter() {
-            let submitter = &self.segment.submitters[submitter];
+        for place in self.segment.live_submitters.iter() {
+            let submitter = &self.segment.submitters[place];
             let counts = submitter.flight().counts();
             let concerned = counts.in_flight > 0
                 && submitter.device.load(Ordering::Relaxed) == index as u64
                 && submitter.tenant() == Some(own);
             if !concerned {
+                continue;
+            }
+            let owner = submitter.owner();
+            let start_time = submitter.start_time.load(Ordering::Acquire);
+            if !process::is_alive(owner.pid(), start_time) {
+                self.free_submitter(place, owner); // It was killed inside a submission.
                 continue;
             }
             if is_late {
@@ -216,9 +222,6 @@ impl Worker<'_> {
         let charge = self.charges.get_mut(&slot)?;
         if in_flight {
             charge.was_in_flight[index] = word.tenure();
-            if self.free_submitters(false) {
-                self.wake_at(clock::now());
-            }
             self.wake_at(deadline.min(clock::now() + WHILE_FROZEN));
             hooks::fault("draining");
             return None;
