@@ -134,7 +134,8 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
             }
             let name = tenant.name.get();
             let end = || revoke_held_by(&segment, index, Cause::Died, &mut done);
-            if tenant::release(&segment, index, owner, end) {
+            let cleaner = tenant::Cleaner { pid: identity.pid, supervisor: slot };
+            if tenant::release(&segment, index, owner, cleaner, end) {
                 done.push(format!("freed the slot of {name} ({})", owner.pid()));
             }
         }

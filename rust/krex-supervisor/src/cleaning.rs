@@ -10,7 +10,7 @@ use krex_core::hooks;
 use krex_core::layout::SUPERVISORS;
 use krex_core::process;
 use krex_core::recover::revoke;
-use krex_core::tenant;
+use krex_core::tenant::{self, Cleaner};
 use krex_core::word::{Cause, OwnerWord, SlotState};
 
 use crate::charge::{Charge, Progress};
@@ -55,7 +55,9 @@ impl Worker<'_> {
                 charge.thaw();
                 self.free_submitters();
                 log::debug!("{:?} has ended", charge.tenant().name.get());
-                tenant::release(self.segment, slot, charge.owner, || self.end_regions(slot));
+                tenant::release(self.segment, slot, charge.owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                });
             }
         }
         if waiting {
@@ -70,7 +72,9 @@ impl Worker<'_> {
         for (slot, tenant) in self.segment.tenants[..highest].iter().enumerate() {
             let owner = tenant.owner();
             if self.is_abandoned(owner) {
-                tenant::release(self.segment, slot, owner, || self.end_regions(slot));
+                tenant::release(self.segment, slot, owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                });
             }
         }
         let highest = self.segment.submitters_used();
@@ -104,6 +108,11 @@ impl Worker<'_> {
                 rustix::process::Signal::KILL,
             );
         }
+    }
+
+    fn cleaner(&self) -> Cleaner {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Cleaner { pid, supervisor: self.slot }
     }
 
     /// Whether a slot's owner died while it registered, or its cleaner while it cleaned up. A
@@ -154,7 +163,9 @@ impl Worker<'_> {
                 }
                 log::info!("giving up {:?}: its PID namespace has ended", tenant.name.get());
                 let devices = tenant.devices.load(Ordering::Acquire);
-                if tenant::release(self.segment, slot, owner, || self.end_regions(slot)) {
+                if tenant::release(self.segment, slot, owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                }) {
                     self.acknowledged |= devices;
                 }
             }
@@ -199,7 +210,9 @@ impl Worker<'_> {
     /// Frees a submitter's slot, whose owner was judged to have ended.
     pub(crate) fn free_submitter(&self, slot: usize, judged: OwnerWord) {
         let submitter = &self.segment.submitters[slot];
-        if hooks::sabotaged("free_submitters") || !tenant::claim_ending(&submitter.owner, judged) {
+        if hooks::sabotaged("free_submitters")
+            || !tenant::claim_ending(&submitter.owner, judged, self.cleaner())
+        {
             return;
         }
         // Threads that it left waiting wait no more.
