@@ -205,7 +205,8 @@ impl Worker<'_> {
             }
             let owner = submitter.owner();
             let start_time = submitter.start_time.load(Ordering::Acquire);
-            if !process::is_alive(owner.pid(), start_time) {
+            let is_alive = process::is_alive(owner.pid(), start_time);
+            if !is_alive && !hooks::sabotaged("free_submitters") {
                 self.free_submitter(place, owner); // It was killed inside a submission.
                 continue;
             }
