@@ -172,6 +172,7 @@ impl Worker<'_> {
                 } else {
                     continue; // It has moved out, and will be a tenant of its own in a moment.
                 }
+                // Release: partner of the Acquire in the holder's reading.
                 tenant.acks[index].store(ack.pack(), Ordering::Release);
                 self.acknowledged |= 1 << index;
             }
