@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Names of krex's own groups begin with this.
 pub const PREFIX: &str = "krex-";
@@ -124,6 +125,17 @@ impl Group {
             return None;
         }
         Some(Self { directory: Mount::find()?.directory(path)? })
+    }
+
+    /// The same, with the mount where this process first found it: the mount table may be long.
+    /// `None` also if the group is not to be seen there any more.
+    pub fn known(path: &str) -> Option<Self> {
+        static MOUNT: OnceLock<Option<Mount>> = OnceLock::new();
+        if tenants_group(path) != Some(path) {
+            return None;
+        }
+        let directory = MOUNT.get_or_init(Mount::find).as_ref()?.directory(path)?;
+        directory.exists().then_some(Self { directory })
     }
 
     /// Makes the group. It must have `cgroup.freeze`.

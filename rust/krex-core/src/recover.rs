@@ -11,8 +11,11 @@ use crate::clock::{self, Deadline};
 use crate::device;
 use crate::error::{Error, Result};
 use crate::freezer::continue_all;
+use crate::isolate;
+use crate::keep_off;
 use crate::layout::{DEVICES, Layout, SUPERVISORS, TENANTS};
 use crate::process::{self, Identity};
+use crate::reservation;
 use crate::segment::Segment;
 use crate::supervision;
 use crate::tenant;
@@ -63,6 +66,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         if let Some(group) = Group::at(&tenant.cgroup.get()) {
             let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
         }
+        isolate::restore_if_over(segment, index, &[]);
         let since = tenant.frozen_since.swap(0, Ordering::AcqRel);
         if since != 0 {
             let frozen = clock::now().saturating_sub(since);
@@ -71,6 +75,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         }
     }
     continue_all(segment, slot);
+    isolate::restore_leftovers(segment, slot);
     thawed
 }
 
@@ -251,6 +256,12 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     if let Some(slot) = own {
         for name in take_over(segment, slot) {
             done.push(format!("thawed {name}"));
+        }
+        let off = reservation::of_all(segment);
+        for tenant in segment.live_tenants.iter() {
+            if segment.tenants[tenant].owner().supervisor() == slot {
+                keep_off::give_back(segment, tenant, &off);
+            }
         }
     }
 }
