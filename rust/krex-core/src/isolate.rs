@@ -15,16 +15,17 @@
 //! the word empty: nothing of a later tenure is restored by whoever was late for an earlier one.
 //! Restoring twice does no harm: what has been restored carries no mask of the region any more.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::affinity::{self, CpuSet};
 use crate::client::Client;
 use crate::clock::{self, Deadline};
+use crate::fence;
 use crate::hooks;
 use crate::layout::{Layout, MASKS, SavedMask, Tenant};
-use crate::members;
+use crate::members::{self, Member};
 use crate::process::{self, Stat};
 use crate::reservation::{self, Places, Reservation};
 use crate::sync;
@@ -112,6 +113,9 @@ impl Isolated {
             next: 0,
         };
         let own = (identity.pid, identity.start_time);
+        for member in members::family_slots(segment, self.slot) {
+            fence::lower(&segment.tenants[member]);
+        }
         mover.move_thread(own, caller, &places.caller, true).map_err(|error| {
             format!("the calling thread was not moved to CPUs {}: {error}", self.cpus)
         })?;
@@ -122,9 +126,9 @@ impl Isolated {
         let mut reason = None;
         for _ in 0..PASSES {
             let before = seen.len();
-            for process in members::family(segment, self.slot) {
+            for Member { process, threads } in members::family(segment, self.slot) {
                 let mut start_time = (process == own.0).then_some(own.1);
-                for thread in members::threads(process) {
+                for thread in threads {
                     if !seen.insert(thread) {
                         continue;
                     }
@@ -379,20 +383,25 @@ fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) ->
         && !hooks::sabotaged("restore")
     {
         let masks = Masks { entries: &complete, places: reservation.places };
-        let mut others: Vec<i32> = complete
-            .iter()
-            .filter(|it| process::is_alive(it.process, it.start_time))
-            .map(|it| it.process)
-            .collect();
-        others.extend(known);
+        let written: BTreeSet<(i32, u64)> =
+            complete.iter().map(|it| (it.process, it.start_time)).collect();
         for _ in 0..PASSES {
-            let mut processes: Vec<i32> = members::family(segment, slot);
-            processes.extend(&others);
-            processes.sort_unstable();
-            processes.dedup();
+            let mut family = members::family(segment, slot);
+            let is_missing =
+                |process: i32, family: &[Member]| family.iter().all(|it| it.process != process);
+            for (process, start_time) in &written {
+                if is_missing(*process, &family) && process::is_alive(*process, *start_time) {
+                    family.push(Member::of(*process));
+                }
+            }
+            for process in known {
+                if is_missing(*process, &family) {
+                    family.push(Member::of(*process));
+                }
+            }
             let mut restored = 0;
-            for process in processes {
-                for thread in members::threads(process) {
+            for Member { process, threads } in family {
+                for thread in threads {
                     if !is_mine() {
                         return false;
                     }

@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use crate::affinity::{self, CpuSet};
 use crate::device;
+use crate::fence;
 use crate::hooks;
 use crate::layout::{Layout, Tenant};
 use crate::members;
@@ -30,9 +31,14 @@ pub fn keep_self_off(segment: &Layout, slot: usize) {
 /// at.
 pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet) -> bool {
     let tenant = &segment.tenants[slot];
+    if is_in_region(segment, slot) {
+        // One may have been raised by a supervisor that then died.
+        fence::lower(tenant);
+        return false;
+    }
     let mut is_off = true;
-    for process in members::processes(segment, slot) {
-        for thread in members::threads(process) {
+    for member in members::of(segment, slot) {
+        for thread in member.threads {
             // Looked at before each: it may enter at any moment. Who is moved in the moment in
             // between runs elsewhere than its region wants, once, and is put right at its end.
             if is_in_region(segment, slot) {
@@ -43,6 +49,11 @@ pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet) -> bool {
     }
     // Release: partner of the Acquire in the holder's report.
     tenant.on_reserved.store(u64::from(!is_off), Ordering::Release);
+    if is_off && !hooks::sabotaged("keep_off") {
+        fence::raise(segment, slot, off);
+    } else {
+        fence::lower(tenant);
+    }
     true
 }
 
@@ -87,11 +98,12 @@ fn note(tenant: &Tenant, mask: &CpuSet, off: &CpuSet) -> bool {
 /// Gives every thread of a tenant that had to do without `off` its own mask back: krex is taken
 /// out of use.
 pub fn give_back(segment: &Layout, slot: usize, off: &CpuSet) {
+    fence::lower(&segment.tenants[slot]);
     let masks: Vec<CpuSet> = segment.tenants[slot].narrowed.iter().map(|it| it.get()).collect();
     if off.is_empty() || masks.iter().all(CpuSet::is_empty) {
         return;
     }
-    for thread in members::processes(segment, slot).into_iter().flat_map(members::threads) {
+    for thread in members::of(segment, slot).into_iter().flat_map(|it| it.threads) {
         let Ok(mask) = affinity::get(thread) else { continue };
         let before = masks.iter().find(|it| !it.is_empty() && it.without(off) == mask);
         if let Some(before) = before

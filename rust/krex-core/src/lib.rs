@@ -27,6 +27,8 @@ pub mod device;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
+pub mod fence;
+#[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]
 pub mod isolate;

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use crate::affinity::CpuSet;
 use crate::clock;
+use crate::fence;
 use crate::freezer::Kind;
 use crate::isolate;
 use crate::region::Region;
@@ -131,7 +132,11 @@ impl Region {
             freeze: self.held_at.saturating_sub(self.drained_at).saturating_sub(self.isolating),
             isolate: self.isolating,
             cpus: self.reserved().map(|it| it.to_string()),
-            isolation: if self.is_isolated() { "affinity" } else { "none" },
+            isolation: match self.is_isolated() {
+                false => "none",
+                true if fence::is_available(tenant) => "cpuset",
+                true => "affinity",
+            },
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),

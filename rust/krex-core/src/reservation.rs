@@ -64,11 +64,12 @@ impl Reservation {
     }
 }
 
-/// What a value of `KREX_RESERVED_CPUS` asks for; `None`: it is not set.
+/// What a value of `KREX_RESERVED_CPUS` asks for; `None`: it is not set. CPUs that are `reserved`
+/// already were judged then, and this process may be fenced off them.
 ///
 /// # Errors
 /// If it is not a list of CPUs of this machine that this process may use.
-fn wished(setting: Option<&OsStr>) -> Result<Option<CpuSet>> {
+fn wished(setting: Option<&OsStr>, reserved: &CpuSet) -> Result<Option<CpuSet>> {
     let Some(value) = setting else { return Ok(None) };
     let invalid = |problem: String| Error::Invalid(format!("{SETTING} is {value:?}: {problem}"));
     let list = value.to_str().unwrap_or("\u{fffd}");
@@ -89,8 +90,8 @@ fn wished(setting: Option<&OsStr>) -> Result<Option<CpuSet>> {
     }
     let permitted =
         affinity::permitted(&wanted).map_err(|error| Error::system("sched_setaffinity", error))?;
-    if !missing(&permitted).is_empty() {
-        let missing = missing(&permitted);
+    let missing = missing(&permitted).without(reserved);
+    if !missing.is_empty() {
         let all = affinity::permitted(&CpuSet::ALL).unwrap_or_default();
         return Err(invalid(format!(
             "this process may not use CPU {missing} (a cpuset, of its container for example, \
@@ -155,7 +156,7 @@ fn has_default(name: &str) -> bool {
 /// what the commands that run already asked for; [`Error::Full`].
 pub fn allot(layout: &Layout, index: usize) -> Result<()> {
     let section = &layout.devices[index];
-    let wished = wished(std::env::var_os(SETTING).as_deref())?;
+    let wished = wished(std::env::var_os(SETTING).as_deref(), &of_all(layout))?;
     loop {
         let seen = section.reservation.load(Ordering::Acquire);
         let current = Allotment::unpack(seen);
@@ -307,7 +308,7 @@ pub struct Plan {
 pub fn plan(name: &str, setting: Option<&OsStr>) -> Result<Plan> {
     let permitted = affinity::permitted(&CpuSet::ALL)
         .map_err(|error| Error::system("sched_setaffinity", error))?;
-    let (cpus, reason) = match wished(setting)? {
+    let (cpus, reason) = match wished(setting, &CpuSet::default())? {
         Some(cpus) => (cpus, format!("{SETTING} says so")),
         None if !has_default(name) => {
             (CpuSet::default(), format!("the default for the device {name}"))
