@@ -808,3 +808,19 @@ def a_childs_region_is_joined() -> None:
         assert os.sched_getaffinity(0) == here
 
     in_a_child(joins)
+
+
+def a_childs_region_on_another_device() -> dict[str, Any]:
+    """Its report."""
+    read_end, write_end = os.pipe()
+
+    def enters() -> None:
+        with region.critical("cpu:other") as own:
+            pass
+        os.write(write_end, json.dumps(own.report.to_dict()).encode())
+
+    in_a_child(enters)
+    os.close(write_end)
+    with open(read_end, "rb") as file:
+        report: dict[str, Any] = json.loads(file.read())
+    return report

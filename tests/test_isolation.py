@@ -437,6 +437,39 @@ def test_the_kernel_keeps_off_where_there_are_cpusets(one_reserved: Machine) -> 
     become(ALL, holder.pid, sibling.pid)
 
 
+def test_the_supervisor_keeps_off_too(one_reserved: Machine) -> None:
+    one_reserved.actor()
+    become(OTHERS, one_reserved.supervisor()["worker_pid"])
+
+
+def test_two_devices_that_were_told_to_share(one_reserved: Machine) -> None:
+    """Both regions run on one CPU then, and both say so, also the one that came first."""
+    machine = one_reserved
+    first, second = machine.actor(), machine.actor("--device", "cpu:other")
+    first.do("hold")
+    assert second.do("whole")["verdict"] == "contended"
+    report = first.do("leave")
+    assert report["verdict"] == "contended"
+    assert "same reserved CPUs" in report["reasons"][0]
+    for actor in (first, second):
+        assert actor.do("whole")["verdict"] == "clean"
+    assert all_have(OTHERS, first.pid, second.pid)
+
+
+def test_a_child_in_a_region_of_its_own(one_reserved: Machine) -> None:
+    """Its threads are its parent's region's, so it cannot have them moved."""
+    machine = one_reserved
+    parent = machine.actor()
+    parent.do("hold")
+    report = parent.call("a_childs_region_on_another_device")
+    assert report["isolation"] == "none"
+    assert report["verdict"] == "unknown"
+    assert "in the region of" in report["reasons"][0]
+    assert all_have([LAST], parent.pid)
+    parent.do("leave")
+    assert all_have(OTHERS, parent.pid)
+
+
 def test_a_reservation_that_comes_later_reaches_everybody(machine: Machine) -> None:
     early = machine.actor()
     early.call("start_helper", cpus=[LAST])

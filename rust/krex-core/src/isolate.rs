@@ -84,6 +84,7 @@ impl Isolated {
         // SeqCst: each of two related tenants says that it isolates, and then looks at the other,
         // so at least one of them sees it (the handshake of `sync.rs`).
         isolated.tenant().isolation.store(word.0, Ordering::SeqCst);
+        isolated.find_crowd();
         if let Some(name) = isolated_ancestor(&client.segment, slot) {
             isolated.problem = Some(format!("its threads are in the region of {name}"));
         } else if let Err(error) = isolated.move_all(&reservation.places) {
@@ -98,6 +99,31 @@ impl Isolated {
 
     fn tenant(&self) -> &'static Tenant {
         &self.client.segment.tenants[self.slot]
+    }
+
+    /// Tells those whose regions run on the same CPUs, and itself. They are on other devices, which
+    /// were told to share their CPUs.
+    fn find_crowd(&self) {
+        let segment = &self.client.segment;
+        for other in segment.live_tenants.iter().filter(|it| *it != self.slot) {
+            let word = segment.tenants[other].isolation();
+            let shares = word.stage() == Isolation::Active
+                && reservation::read(segment, word.record())
+                    .is_some_and(|it| it.cpus.meets(&self.cpus))
+                && !tenant::descends_from(segment, self.slot, other)
+                && !tenant::descends_from(segment, other, self.slot);
+            if shares {
+                // Release: partner of the Acquire in `is_crowded`.
+                segment.tenants[other].crowded.store(word.0, Ordering::Release);
+                self.tenant().crowded.store(self.word.0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether another region ran on the same CPUs at the same time.
+    pub(crate) fn is_crowded(&self) -> bool {
+        // Acquire: partner of the Release in `find_crowd`.
+        self.tenant().crowded.load(Ordering::Acquire) == self.word.0
     }
 
     /// Moves every thread that is there. The error says what was left where it was.
@@ -474,7 +500,9 @@ impl Masks<'_> {
 fn is_over(segment: &Layout, slot: usize, word: IsolationWord) -> bool {
     let Some(device) = segment.devices.get(word.device()) else { return true };
     let gate = device.gate().load();
-    gate.is_open() || gate.tenure() != word.tenure() || gate.holder() != slot
+    // Acquire: partner of the Release in `purge`, after which nobody excludes anybody.
+    let is_retired = segment.header.retired.load(Ordering::Acquire) != 0;
+    is_retired || gate.is_open() || gate.tenure() != word.tenure() || gate.holder() != slot
 }
 
 /// Restores the masks of a tenant whose tenure has ended without its doing so: it died, was

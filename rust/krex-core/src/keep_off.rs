@@ -13,6 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::affinity::{self, CpuSet};
 use crate::device;
 use crate::fence;
+use crate::freezer::ProcessTable;
 use crate::hooks;
 use crate::layout::{Layout, Tenant};
 use crate::members;
@@ -29,7 +30,7 @@ pub fn keep_self_off(segment: &Layout, slot: usize) {
 
 /// Keeps a tenant off the CPUs in `off`, unless it is in a region. Returns whether it was looked
 /// at.
-pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet) -> bool {
+pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet, processes: &mut ProcessTable) -> bool {
     let tenant = &segment.tenants[slot];
     if is_in_region(segment, slot) {
         // One may have been raised by a supervisor that then died.
@@ -37,7 +38,7 @@ pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet) -> bool {
         return false;
     }
     let mut is_off = true;
-    for member in members::of(segment, slot) {
+    for member in members::of(segment, slot, processes) {
         for thread in member.threads {
             // Looked at before each: it may enter at any moment. Who is moved in the moment in
             // between runs elsewhere than its region wants, once, and is put right at its end.
@@ -97,13 +98,13 @@ fn note(tenant: &Tenant, mask: &CpuSet, off: &CpuSet) -> bool {
 
 /// Gives every thread of a tenant that had to do without `off` its own mask back: krex is taken
 /// out of use.
-pub fn give_back(segment: &Layout, slot: usize, off: &CpuSet) {
+pub fn give_back(segment: &Layout, slot: usize, off: &CpuSet, processes: &mut ProcessTable) {
     fence::lower(&segment.tenants[slot]);
     let masks: Vec<CpuSet> = segment.tenants[slot].narrowed.iter().map(|it| it.get()).collect();
     if off.is_empty() || masks.iter().all(CpuSet::is_empty) {
         return;
     }
-    for thread in members::of(segment, slot).into_iter().flat_map(|it| it.threads) {
+    for thread in members::of(segment, slot, processes).into_iter().flat_map(|it| it.threads) {
         let Ok(mask) = affinity::get(thread) else { continue };
         let before = masks.iter().find(|it| !it.is_empty() && it.without(off) == mask);
         if let Some(before) = before

@@ -159,6 +159,8 @@ pub struct Tenant {
     /// Packed [`IsolationWord`]: its threads are on reserved CPUs. Who is told to put that right
     /// sleeps here.
     pub isolation: AtomicU64,
+    /// The [`IsolationWord`] for which another region ran on the same CPUs.
+    pub crowded: AtomicU64,
     /// 1: its cgroup is fenced off reserved CPUs (`fence.rs`), or about to be.
     pub fenced: AtomicU64,
     /// 1: some of its threads could not be kept off reserved CPUs, having no others.

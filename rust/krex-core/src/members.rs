@@ -4,9 +4,9 @@ use std::fs;
 use std::sync::atomic::Ordering;
 
 use crate::cgroup::Group;
-use crate::freezer::Kind;
+use crate::freezer::{Kind, ProcessTable};
 use crate::layout::Layout;
-use crate::process::{self, Processes};
+use crate::process;
 use crate::tenant;
 use crate::word::Isolation;
 
@@ -26,8 +26,8 @@ impl Member {
     }
 }
 
-/// The processes of the tenant in `slot`.
-pub fn of(segment: &Layout, slot: usize) -> Vec<Member> {
+/// The processes of the tenant in `slot`. `all` is read only if need be.
+pub fn of(segment: &Layout, slot: usize, all: &mut ProcessTable) -> Vec<Member> {
     let tenant = &segment.tenants[slot];
     let root = tenant.owner().pid();
     if Kind::from_word(tenant.freezer.load(Ordering::Acquire)) == Kind::Cgroup2 {
@@ -48,7 +48,7 @@ pub fn of(segment: &Layout, slot: usize) -> Vec<Member> {
         return vec![Member::of(root)];
     }
     let foreign = tenant::other_roots(segment, slot);
-    Processes::read()
+    all.get()
         .tree(&[root], |pid| foreign.contains(&pid))
         .into_iter()
         .filter(|it| !it.has_ended() && !it.is_supervisor)
@@ -59,7 +59,8 @@ pub fn of(segment: &Layout, slot: usize) -> Vec<Member> {
 /// The same, with the processes of all tenants in this PID namespace that descend from it, but for
 /// those whose threads are on reserved CPUs of their own.
 pub fn family(segment: &Layout, slot: usize) -> Vec<Member> {
-    family_slots(segment, slot).flat_map(|it| of(segment, it)).collect()
+    let mut all = ProcessTable::default();
+    family_slots(segment, slot).flat_map(|it| of(segment, it, &mut all)).collect()
 }
 
 /// The slots of those tenants.

@@ -10,7 +10,7 @@ use crate::client::Host;
 use crate::clock::{self, Deadline};
 use crate::device;
 use crate::error::{Error, Result};
-use crate::freezer::continue_all;
+use crate::freezer::{ProcessTable, continue_all};
 use crate::isolate;
 use crate::keep_off;
 use crate::layout::{DEVICES, Layout, SUPERVISORS, TENANTS};
@@ -258,9 +258,10 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
             done.push(format!("thawed {name}"));
         }
         let off = reservation::of_all(segment);
+        let mut processes = ProcessTable::default();
         for tenant in segment.live_tenants.iter() {
             if segment.tenants[tenant].owner().supervisor() == slot {
-                keep_off::give_back(segment, tenant, &off);
+                keep_off::give_back(segment, tenant, &off, &mut processes);
             }
         }
     }

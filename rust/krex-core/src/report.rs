@@ -163,9 +163,16 @@ impl Region {
     fn isolation_problems(&self) -> Vec<Problem> {
         let Some(reserved) = self.reserved() else { return Vec::new() };
         let segment = &self.client.segment;
-        let mut texts = Vec::new();
-        if let Some(problem) = self.isolated.as_ref().and_then(|it| it.problem.as_ref()) {
-            texts.push(format!("not isolated: {problem}"));
+        let mut problems = Vec::new();
+        let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
+        if let Some(isolated) = &self.isolated {
+            if let Some(problem) = &isolated.problem {
+                add(false, format!("not isolated: {problem}"));
+            }
+            if isolated.is_crowded() {
+                let text = "a region on another device ran on the same reserved CPUs";
+                add(true, format!("{text} ({reserved}) at the same time"));
+            }
         }
         let holder = self.word.holder();
         for slot in segment.live_tenants.iter() {
@@ -178,10 +185,10 @@ impl Region {
                 && !tenant::descends_from(segment, slot, holder);
             if stays {
                 let name = tenant.name.get();
-                texts.push(format!("{name} may use no other CPUs than reserved ones ({reserved})"));
+                add(false, format!("{name} may use no other CPUs than reserved ones ({reserved})"));
             }
         }
-        texts.into_iter().map(|text| Problem { certain: false, text }).collect()
+        problems
     }
 
     /// Tenants that came while the region ran. `krex run` holds its command back until the
