@@ -520,6 +520,7 @@ fn give_back_after_exec(segment: &Segment, own: Reference, identity: &Identity) 
     if segment.tenants[own.slot].owner().pid() != identity.pid {
         return;
     }
+    segment.tenants[own.slot].queue.leave();
     for index in device::in_use(segment) {
         let word = segment.devices[index].gate().load();
         if !word.is_open() && word.holder() == own.slot {

@@ -9,11 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::affinity::SharedCpuSet;
 use crate::bitmap::Bitmap;
 use crate::budget::Run;
+use crate::clock;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
 use crate::text::SharedText;
-use crate::word::{Ack, IsolationWord, OwnerWord, Reference, Revocation};
+use crate::word::{Ack, GateWord, IsolationWord, OwnerWord, Reference, Revocation};
 
 /// The number of this layout: two krex versions work together if theirs are equal.
 pub const LAYOUT: u32 = 2;
@@ -100,6 +101,13 @@ pub struct DeviceGate(pub Gate);
 impl Device {
     pub fn gate(&self) -> &Gate {
         &self.gate.0
+    }
+
+    /// Notes that the gate is about to be opened from `word`; nothing if that is over already.
+    pub fn note_opening(&self, word: GateWord) {
+        if self.gate().load() == word {
+            self.run.opening(clock::now());
+        }
     }
 
     pub fn last_revocation(&self) -> Option<Revocation> {

@@ -218,8 +218,8 @@ fn close(
 
     let holder = client.reference().slot;
     let mut siblings = siblings::list(segment, index, holder);
-    tenure.supervisors = siblings::supervisors(&siblings);
-    for supervisor in &tenure.supervisors {
+    let mut supervisors = siblings::supervisors(&siblings);
+    for supervisor in &supervisors {
         supervision::ring(segment, *supervisor);
     }
     if siblings.iter().any(|it| it.supervisor != client.supervisor) {
@@ -236,8 +236,8 @@ fn close(
             break;
         }
         siblings.append(&mut new);
-        tenure.supervisors = siblings::supervisors(&siblings);
-        tenure.supervisors.iter().for_each(|it| supervision::ring(segment, *it));
+        supervisors = siblings::supervisors(&siblings);
+        supervisors.iter().for_each(|it| supervision::ring(segment, *it));
     }
     hooks::fault("frozen");
 
@@ -254,7 +254,7 @@ fn close(
     if hooks::sabotaged("hold") {
         let _ = client.gate(index).open(tenure.word);
     }
-    if !siblings.is_empty() && !tenure.supervisors.contains(&client.supervisor) {
+    if !siblings.is_empty() && !supervisors.contains(&client.supervisor) {
         // The holder's supervisor watches its progress from here on; one that has frozen
         // siblings looks by itself.
         supervision::ring(segment, client.supervisor);
@@ -419,7 +419,14 @@ impl Region {
         let mut report = self.report(ended_at, revoked, verified, &present);
         hooks::fault("reported");
         if !self.joined {
-            if !hooks::sabotaged("open_gate") && self.give_up(word, &present).is_err() && !revoked {
+            // Those that came meanwhile are frozen, too.
+            let siblings = !self.siblings.is_empty() || !present.is_empty();
+            let limit = budget::max_closed().unwrap_or(u64::MAX);
+            let segment = &self.client.segment;
+            if !revoked
+                && !hooks::sabotaged("open_gate")
+                && hand_over::give_up(segment, self.device, word, siblings, limit).is_err()
+            {
                 report.verdict = Verdict::Revoked;
                 report.reasons.push(self.revocation().to_string());
             }
@@ -432,20 +439,6 @@ impl Region {
         }
         report.restore = clock::now().saturating_sub(ended_at);
         report
-    }
-
-    /// Ends the tenure; `present` are the siblings that there are now: those that came meanwhile
-    /// are frozen, too.
-    fn give_up(&self, word: GateWord, present: &[Sibling]) -> std::result::Result<(), GateWord> {
-        let segment = &self.client.segment;
-        let limit = budget::max_closed().unwrap_or(u64::MAX);
-        let next = hand_over::give_up(segment, self.device, word, !present.is_empty(), limit)?;
-        if next.is_none() {
-            for supervisor in siblings::supervisors(self.siblings.iter().chain(present)) {
-                supervision::ring(segment, supervisor);
-            }
-        }
-        Ok(())
     }
 
     /// Asks the supervisors whether what they froze still is.

@@ -29,6 +29,8 @@ pub enum Phase {
     Held = 3,
     /// The region is over; supervisors check that what they froze is still frozen.
     Leaving = 4,
+    /// As `Granted`, by the last holder, whose siblings stay frozen.
+    HandedOver = 5,
 }
 
 impl Phase {
@@ -40,7 +42,13 @@ impl Phase {
             Phase::Closing => "closing",
             Phase::Held => "held",
             Phase::Leaving => "leaving",
+            Phase::HandedOver => "handed_over",
         }
+    }
+
+    /// Whether a tenant has the turn, and has not begun to use it.
+    pub fn is_granted(self) -> bool {
+        matches!(self, Phase::Granted | Phase::HandedOver)
     }
 }
 
@@ -66,6 +74,7 @@ impl GateWord {
             2 => Phase::Closing,
             3 => Phase::Held,
             4 => Phase::Leaving,
+            5 => Phase::HandedOver,
             _ => Phase::Open,
         }
     }
@@ -486,7 +495,14 @@ mod tests {
 
     #[test]
     fn gate_words_keep_their_parts() {
-        for phase in [Phase::Open, Phase::Granted, Phase::Closing, Phase::Held, Phase::Leaving] {
+        for phase in [
+            Phase::Open,
+            Phase::Granted,
+            Phase::Closing,
+            Phase::Held,
+            Phase::Leaving,
+            Phase::HandedOver,
+        ] {
             let word = GateWord::new((1 << 44) - 1, 65_535, phase);
             assert_eq!(
                 (word.tenure(), word.holder(), word.phase()),
