@@ -824,3 +824,67 @@ def a_childs_region_on_another_device() -> dict[str, Any]:
     with open(read_end, "rb") as file:
         report: dict[str, Any] = json.loads(file.read())
     return report
+
+
+def has(thread: int, cpus: set[int]) -> bool:
+    """Whether a thread, if there is such, has this mask."""
+    try:
+        return os.sched_getaffinity(thread) == cpus
+    except ProcessLookupError:
+        return True
+
+
+def regions_among_threads_that_come_and_go(count: int) -> list[str]:
+    """Whoever is there after a region has the mask of before; returns the verdicts."""
+    own = os.sched_getaffinity(0)
+    stop = threading.Event()
+
+    def bear_threads() -> None:
+        while not stop.is_set():
+            children = [threading.Thread(target=time.sleep, args=(0.002,)) for _ in range(3)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+
+    bearers = [threading.Thread(target=bear_threads) for _ in range(4)]
+    for bearer in bearers:
+        bearer.start()
+    verdicts = []
+    for _ in range(count):
+        with region.critical() as timed:
+            end = time.monotonic() + 0.002
+            while time.monotonic() < end:
+                pass
+        verdicts.append(timed.report.verdict)
+        # One that was being made when masks were restored appears with the region's, for a moment.
+        wait_for(lambda: all(has(int(it), own) for it in os.listdir("/proc/self/task")))
+    stop.set()
+    for bearer in bearers:
+        bearer.join()
+    return verdicts
+
+
+def late_births_go_back(reserved: int) -> None:
+    """What appears with the region's mask only after its end is found, too.
+
+    A real one would have been in the middle of a fork when masks were restored; this one gets the
+    mask in that moment. On a busy machine that may come too late, so there are several tries.
+    """
+    own = os.sched_getaffinity(0)
+    start_helper()
+    child = bear()
+    try:
+        for _ in range(10):
+            with region.critical():
+                pass
+            os.sched_setaffinity(child, [reserved])
+            deadline = time.monotonic() + 2
+            while time.monotonic() < deadline:
+                if os.sched_getaffinity(child) == own:
+                    return
+                time.sleep(0.005)
+        raise AssertionError("it stays")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -127,6 +127,12 @@ TABLE = (
             "test_isolation.py::test_a_killed_holder_leaves_no_child_behind[cgroup2]",
         ),
     ),
+    Sabotage(
+        "settle",
+        "step 8, I8",
+        "what was being born at the end stays on reserved CPUs",
+        ("test_isolation.py::test_what_appears_after_the_end_goes_back[cgroup2]",),
+    ),
     Sabotage("hold", "step 7, I1", "the region is open from its beginning", (FROZEN_AND_THAWED,)),
     Sabotage(
         "revoke_late",

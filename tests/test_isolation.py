@@ -188,6 +188,20 @@ def test_what_is_born_inside_goes_back_without_a_parent(one_reserved: Machine) -
     assert all_have(OTHERS, holder.pid, orphan)
 
 
+def test_threads_that_come_and_go(reserving: Machine) -> None:
+    """None is left behind, whenever it was born."""
+    actor = reserving.actor()
+    verdicts = actor.call("regions_among_threads_that_come_and_go", count=150)
+    assert set(verdicts) == {"clean"}
+    assert all_have(OTHERS, actor.pid)
+
+
+def test_what_appears_after_the_end_goes_back(reserving: Machine) -> None:
+    actor = reserving.actor()
+    actor.call("late_births_go_back", reserved=LAST)
+    assert all_have(OTHERS, actor.pid)
+
+
 def test_a_mask_that_was_chosen_inside_stays(all_reserved: Machine) -> None:
     machine = all_reserved
     holder = machine.actor()

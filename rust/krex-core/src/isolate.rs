@@ -14,6 +14,13 @@
 //! the word before it touches a thread, and a tenant enters its next region only after it found
 //! the word empty: nothing of a later tenure is restored by whoever was late for an earlier one.
 //! Restoring twice does no harm: what has been restored carries no mask of the region any more.
+//!
+//! # What is just being born
+//! The kernel copies a thread's mask when it begins to make the new one, and shows that one to
+//! others only at the end. What is being made at the moment of restoring is seen by nobody, and
+//! appears with the region's mask later. So, where there was more than the calling thread, masks
+//! stay written down for a while, in which the supervisor looks again. A next region that comes
+//! meanwhile knows such a thread by its mask, and writes down that of its creator.
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -28,6 +35,7 @@ use crate::layout::{Layout, MASKS, SavedMask, Tenant};
 use crate::members::{self, Member};
 use crate::process::{self, Stat};
 use crate::reservation::{self, Places, Reservation};
+use crate::supervision;
 use crate::sync;
 use crate::tenant;
 use crate::word::{Isolation, IsolationWord, OwnerWord, SlotState};
@@ -77,19 +85,16 @@ impl Isolated {
             problem: None,
             restored: AtomicBool::new(false),
         });
-        let earlier = isolated.tenant().isolation();
-        if earlier != IsolationWord::NONE {
-            isolated.finish(earlier);
-        }
-        // SeqCst: each of two related tenants says that it isolates, and then looks at the other,
-        // so at least one of them sees it (the handshake of `sync.rs`).
-        isolated.tenant().isolation.store(word.0, Ordering::SeqCst);
+        // Each of two related tenants says that it isolates, and then looks at the other, so at
+        // least one of them sees it (the handshake of `sync.rs`).
+        let earlier = isolated.take_word();
         isolated.find_crowd();
         if let Some(name) = isolated_ancestor(&client.segment, slot) {
             isolated.problem = Some(format!("its threads are in the region of {name}"));
-        } else if let Err(error) = isolated.move_all(&reservation.places) {
+        } else if let Err(error) = isolated.move_all(&reservation.places, &earlier) {
             isolated.problem = Some(error);
         }
+        earlier.entries.iter().for_each(|it| it.free(&client.segment));
         if !isolated.is_moved {
             isolated.restore();
         }
@@ -99,6 +104,26 @@ impl Isolated {
 
     fn tenant(&self) -> &'static Tenant {
         &self.client.segment.tenants[self.slot]
+    }
+
+    /// Makes the tenant's word this tenure's. Returns what an earlier one left, if the supervisor
+    /// was not done with it.
+    fn take_word(&self) -> Masks {
+        let segment = &self.client.segment;
+        loop {
+            let seen = self.tenant().isolation();
+            if seen.is_in_hand() {
+                self.finish(seen);
+                continue;
+            }
+            let masks = match seen.stage() {
+                Isolation::Settling => Masks::read(segment, self.slot, seen),
+                _ => None,
+            };
+            if swap(self.tenant(), seen, self.word) {
+                return masks.unwrap_or_default();
+            }
+        }
     }
 
     /// Tells those whose regions run on the same CPUs, and itself. They are on other devices, which
@@ -127,7 +152,7 @@ impl Isolated {
     }
 
     /// Moves every thread that is there. The error says what was left where it was.
-    fn move_all(&mut self, places: &Places) -> Result<(), String> {
+    fn move_all(&mut self, places: &Places, earlier: &Masks) -> Result<(), String> {
         let segment = &self.client.segment;
         let identity = &self.client.identity;
         let caller = rustix::thread::gettid().as_raw_nonzero().get();
@@ -136,6 +161,7 @@ impl Isolated {
             slot: self.slot,
             supervisor: self.client.supervisor,
             word: self.word,
+            earlier,
             next: 0,
         };
         let own = (identity.pid, identity.start_time);
@@ -150,12 +176,17 @@ impl Isolated {
         let mut seen = HashSet::from([caller]);
         let mut left = 0;
         let mut reason = None;
-        for _ in 0..PASSES {
+        for pass in 0..PASSES {
             let before = seen.len();
+            // In the first pass nobody but the calling thread has been moved before the list was
+            // made. Who appears later with a mask of the region was born with it.
+            let is_born_inside = |thread: i32| {
+                pass > 0 && affinity::get(thread).is_ok_and(|mask| places.include(&mask))
+            };
             for Member { process, threads } in members::family(segment, self.slot) {
                 let mut start_time = (process == own.0).then_some(own.1);
                 for thread in threads {
-                    if !seen.insert(thread) {
+                    if !seen.insert(thread) || is_born_inside(thread) {
                         continue;
                     }
                     if self.tenant().isolation() != self.word {
@@ -212,16 +243,23 @@ impl Isolated {
                     return;
                 }
             }
+            if seen.stage() == Isolation::Settling {
+                return;
+            }
             if seen.stage() == Isolation::RestoredBySupervisor && !deadline.has_passed() {
                 sync::wait(&tenant.isolation, seen.0, deadline.left(crate::client::SLICE));
                 continue;
             }
             if seen == mine || swap(tenant, seen, mine) {
                 hooks::fault("restoring");
-                if restore(segment, self.slot, mine, &[self.client.identity.pid])
-                    && swap(tenant, mine, IsolationWord::NONE)
+                let known = [self.client.identity.pid];
+                if let Some(threads) = restore(segment, self.slot, mine, &known)
+                    && end(segment, self.slot, mine, threads)
                 {
                     hooks::fault("restored");
+                    if threads > 1 {
+                        supervision::ring(segment, self.client.supervisor);
+                    }
                     return;
                 }
                 deadline = patience(); // The supervisor has claimed it.
@@ -248,7 +286,7 @@ fn swap(tenant: &Tenant, from: IsolationWord, to: IsolationWord) -> bool {
 /// The name of a tenant above this one whose threads, and so this one's, are on reserved CPUs.
 fn isolated_ancestor(segment: &Layout, slot: usize) -> Option<String> {
     let is_above = |other: &usize| {
-        segment.tenants[*other].isolation().stage() != Isolation::None
+        segment.tenants[*other].isolation().is_in_hand()
             && tenant::descends_from(segment, slot, *other)
     };
     segment.live_tenants.iter().find(is_above).map(|it| segment.tenants[it].name.get())
@@ -269,6 +307,7 @@ struct Mover<'a> {
     slot: usize,
     supervisor: usize,
     word: IsolationWord,
+    earlier: &'a Masks,
     /// Where the next free entry may be.
     next: usize,
 }
@@ -281,7 +320,10 @@ impl Mover<'_> {
         place: &CpuSet,
         is_caller: bool,
     ) -> io::Result<()> {
-        let old = affinity::get(thread)?;
+        let mut old = affinity::get(thread)?;
+        if self.earlier.places.include(&old) {
+            old = self.earlier.of(process.0, thread, &old);
+        }
         let entry = self.save(process, thread, &old, is_caller)?;
         if old == *place || hooks::sabotaged("isolate") {
             return Ok(());
@@ -398,58 +440,88 @@ fn entries(segment: &Layout, slot: usize, word: IsolationWord) -> Vec<Entry> {
 }
 
 /// Gives everybody who carries one of the region's masks the old one back, as long as the
-/// tenant's word is `word`: false if it is not any more. `known` are processes that may not be
-/// found otherwise.
-fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> bool {
-    let entries = entries(segment, slot, word);
+/// tenant's word is `word`: `None` if it is not any more, else how many threads were seen. `known`
+/// are processes that may not be found otherwise.
+fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<usize> {
     let is_mine = || segment.tenants[slot].isolation() == word;
-    let complete: Vec<&Entry> = entries.iter().filter(|it| it.is_complete()).collect();
-    let reservation = reservation::read(segment, word.record());
-    if let Some(reservation) = reservation.filter(|_| !complete.is_empty())
-        && !hooks::sabotaged("restore")
-    {
-        let masks = Masks { entries: &complete, places: reservation.places };
-        let written: BTreeSet<(i32, u64)> =
-            complete.iter().map(|it| (it.process, it.start_time)).collect();
-        for _ in 0..PASSES {
-            let mut family = members::family(segment, slot);
-            let is_missing =
-                |process: i32, family: &[Member]| family.iter().all(|it| it.process != process);
-            for (process, start_time) in &written {
-                if is_missing(*process, &family) && process::is_alive(*process, *start_time) {
-                    family.push(Member::of(*process));
-                }
-            }
-            for process in known {
-                if is_missing(*process, &family) {
-                    family.push(Member::of(*process));
-                }
-            }
-            let mut restored = 0;
-            for Member { process, threads } in family {
-                for thread in threads {
-                    if !is_mine() {
-                        return false;
-                    }
-                    restored += usize::from(masks.restore(segment, process, thread));
-                }
-            }
-            if restored == 0 {
-                break; // Nor was anything born meanwhile.
+    let Some(masks) = Masks::read(segment, slot, word) else { return Some(0) };
+    if hooks::sabotaged("restore") {
+        return Some(0);
+    }
+    let written: BTreeSet<(i32, u64)> =
+        masks.entries.iter().map(|it| (it.process, it.start_time)).collect();
+    let mut seen = 0;
+    for _ in 0..PASSES {
+        let mut family = members::family(segment, slot);
+        let is_missing =
+            |process: i32, family: &[Member]| family.iter().all(|it| it.process != process);
+        for (process, start_time) in &written {
+            if is_missing(*process, &family) && process::is_alive(*process, *start_time) {
+                family.push(Member::of(*process));
             }
         }
+        for process in known {
+            if is_missing(*process, &family) {
+                family.push(Member::of(*process));
+            }
+        }
+        seen = 0;
+        let mut restored = 0;
+        for Member { process, threads } in family {
+            for thread in threads {
+                if !is_mine() {
+                    return None;
+                }
+                seen += 1;
+                restored += usize::from(masks.restore(segment, process, thread));
+            }
+        }
+        if restored == 0 {
+            break;
+        }
     }
-    entries.iter().for_each(|it| it.free(segment));
-    true
+    Some(seen)
+}
+
+/// Ends the restoring of `word`, after so many threads were seen. Where it was one alone, nothing
+/// was being born; else it is looked for a while longer. Returns whether the word was still that.
+fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bool {
+    let tenant = &segment.tenants[slot];
+    if threads > 1 {
+        return swap(tenant, word, word.with_stage(Isolation::Settling));
+    }
+    let written = entries(segment, slot, word);
+    let ended = swap(tenant, word, IsolationWord::NONE);
+    if ended {
+        written.iter().for_each(|it| it.free(segment));
+    }
+    ended
+}
+
+/// Looks once more for what was being born when the masks of `word` were restored, which the
+/// tenant's word is; the `last` time it is forgotten. For its supervisor.
+pub fn settle(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32], last: bool) {
+    if (hooks::sabotaged("settle") || restore(segment, slot, word, known).is_some()) && last {
+        end(segment, slot, word, 0);
+    }
 }
 
 /// Which mask whom belongs to.
-struct Masks<'a> {
-    entries: &'a [&'a Entry],
+#[derive(Default)]
+struct Masks {
+    entries: Vec<Entry>,
     places: Places,
 }
 
-impl Masks<'_> {
+impl Masks {
+    /// What was written down for the tenure of `word`; `None`: nothing.
+    fn read(segment: &Layout, slot: usize, word: IsolationWord) -> Option<Self> {
+        let mut entries = entries(segment, slot, word);
+        entries.retain(Entry::is_complete);
+        let places = reservation::read(segment, word.record())?.places;
+        (!entries.is_empty()).then_some(Self { entries, places })
+    }
+
     /// Restores a thread, if it carries one of the region's masks. Returns whether it did and does
     /// not any more.
     fn restore(&self, segment: &Layout, process: i32, thread: i32) -> bool {
@@ -512,7 +584,7 @@ pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
     let tenant = &segment.tenants[slot];
     loop {
         let seen = tenant.isolation();
-        if seen == IsolationWord::NONE || !is_over(segment, slot, seen) {
+        if !seen.is_in_hand() || !is_over(segment, slot, seen) {
             return;
         }
         let mine = seen.with_stage(Isolation::RestoredBySupervisor);
@@ -521,7 +593,9 @@ pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
         }
         hooks::fault("restoring");
         log::info!("restoring the CPUs of {:?}", tenant.name.get());
-        if restore(segment, slot, mine, known) && swap(tenant, mine, IsolationWord::NONE) {
+        if let Some(threads) = restore(segment, slot, mine, known)
+            && end(segment, slot, mine, threads)
+        {
             // The holder may wait for it.
             sync::wake_all(&tenant.isolation);
             hooks::fault("restored");
@@ -544,16 +618,14 @@ pub fn restore_leftovers(segment: &Layout, supervisor: usize) {
 fn restore_each(segment: &Layout, entries: impl Iterator<Item = Entry>) {
     for entry in entries {
         let reservation = reservation::read(segment, entry.isolation.record());
+        entry.free(segment);
         if let Some(reservation) = reservation.filter(|_| entry.is_complete())
             && process::is_alive(entry.process, entry.start_time)
         {
-            Masks { entries: &[&entry], places: reservation.places }.restore(
-                segment,
-                entry.process,
-                entry.owner.pid(),
-            );
+            let (process, thread) = (entry.process, entry.owner.pid());
+            let masks = Masks { entries: vec![entry], places: reservation.places };
+            masks.restore(segment, process, thread);
         }
-        entry.free(segment);
     }
 }
 

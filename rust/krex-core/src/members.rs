@@ -8,7 +8,6 @@ use crate::freezer::{Kind, ProcessTable};
 use crate::layout::Layout;
 use crate::process;
 use crate::tenant;
-use crate::word::Isolation;
 
 /// A process and its threads, as its own PID namespace numbers them.
 #[derive(Debug)]
@@ -70,7 +69,7 @@ pub fn family_slots(segment: &Layout, slot: usize) -> impl Iterator<Item = usize
         let tenant = &segment.tenants[*other];
         tenant.owner().supervisor() == supervisor
             && tenant::descends_from(segment, *other, slot)
-            && tenant.isolation().stage() == Isolation::None
+            && !tenant.isolation().is_in_hand()
     };
     std::iter::once(slot).chain(segment.live_tenants.iter().filter(is_below))
 }

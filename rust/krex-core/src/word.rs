@@ -439,6 +439,8 @@ pub enum Isolation {
     RestoredByHolder = 2,
     /// A supervisor does.
     RestoredBySupervisor = 3,
+    /// They have them; the supervisor looks for what was being born at that moment.
+    Settling = 4,
 }
 
 // The stage is in the low half, which is the one that a futex compares.
@@ -468,8 +470,14 @@ impl IsolationWord {
             1 => Isolation::Active,
             2 => Isolation::RestoredByHolder,
             3 => Isolation::RestoredBySupervisor,
+            4 => Isolation::Settling,
             _ => Isolation::None,
         }
+    }
+
+    /// Whether threads are on reserved CPUs, or just coming from there.
+    pub const fn is_in_hand(self) -> bool {
+        !matches!(self.stage(), Isolation::None | Isolation::Settling)
     }
 
     pub const fn with_stage(self, stage: Isolation) -> Self {
@@ -550,7 +558,10 @@ mod tests {
         assert_eq!(Allotment::unpack(0), None);
         let word = IsolationWord::new((1 << 44) - 1, 63, 7);
         assert_eq!(word.stage(), Isolation::Active);
-        for stage in [Isolation::RestoredByHolder, Isolation::RestoredBySupervisor] {
+        assert!(word.is_in_hand() && !IsolationWord::NONE.is_in_hand());
+        assert!(!word.with_stage(Isolation::Settling).is_in_hand());
+        let stages = [Isolation::RestoredByHolder, Isolation::RestoredBySupervisor];
+        for stage in stages.into_iter().chain([Isolation::Settling]) {
             let word = word.with_stage(stage);
             assert_eq!((word.tenure(), word.record(), word.device()), ((1 << 44) - 1, 63, 7));
             assert_eq!(word.stage(), stage);

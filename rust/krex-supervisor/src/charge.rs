@@ -12,7 +12,7 @@ use krex_core::layout::{DEVICES, Layout, Tenant};
 use krex_core::process;
 use krex_core::region::FREEZE_LIMIT;
 use krex_core::tenant;
-use krex_core::word::{Frozen, Obstacle, OwnerWord};
+use krex_core::word::{Frozen, IsolationWord, Obstacle, OwnerWord};
 use rustix::process::Signal;
 
 /// What is to be frozen of a tenant.
@@ -62,6 +62,8 @@ pub struct Charge<'a> {
     pub looked_at: u64,
     /// The fingerprint of the reservations that it was last kept off; zero: of none.
     pub kept_off: u64,
+    /// Which isolation is being settled, since when, and when it is looked at again.
+    pub settling: (IsolationWord, u64, u64),
     /// When its time limit ended it.
     pub terminated_at: Option<u64>,
     killed: bool,
@@ -100,6 +102,7 @@ impl<'a> Charge<'a> {
             ended_at: None,
             looked_at: 0,
             kept_off: 0,
+            settling: (IsolationWord::NONE, 0, 0),
             terminated_at: None,
             killed: false,
         }

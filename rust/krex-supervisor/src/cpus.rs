@@ -1,12 +1,18 @@
 //! The supervisor's part in reserved CPUs: keeping tenants off, and putting holders' masks right.
 
 use krex_core::affinity::{self, CpuSet};
+use krex_core::clock::{self, MILLISECOND};
 use krex_core::freezer::ProcessTable;
 use krex_core::isolate;
 use krex_core::keep_off;
 use krex_core::members::Member;
 use krex_core::reservation;
 use krex_core::word::Isolation;
+
+/// For how long one looks for what was being born when masks were restored. Busy processes may
+/// take long to bear it.
+const SETTLING: u64 = 500 * MILLISECOND;
+const LOOK_AGAIN: u64 = 20 * MILLISECOND;
 
 use crate::charge::Progress;
 use crate::worker::Worker;
@@ -15,10 +21,34 @@ impl Worker<'_> {
     /// Restores the masks of holders whose tenure has ended without their doing so.
     pub(crate) fn restore_masks(&mut self) {
         for (slot, charge) in &self.charges {
-            if self.segment.tenants[*slot].isolation().stage() != Isolation::None {
+            if self.segment.tenants[*slot].isolation().is_in_hand() {
                 isolate::restore_if_over(self.segment, *slot, &charge.seen());
             }
         }
+    }
+
+    /// Looks for what was being born when masks were restored. Nobody waits for it, so it comes
+    /// after everything else.
+    pub(crate) fn settle_masks(&mut self) {
+        let now = clock::now();
+        let mut next = u64::MAX;
+        for (slot, charge) in &mut self.charges {
+            let word = self.segment.tenants[*slot].isolation();
+            if word.stage() != Isolation::Settling {
+                continue;
+            }
+            if charge.settling.0 != word {
+                charge.settling = (word, now, now + LOOK_AGAIN);
+            }
+            let (_, since, due) = &mut charge.settling;
+            if now >= *due {
+                *due = now + LOOK_AGAIN;
+                let last = now >= *since + SETTLING;
+                isolate::settle(self.segment, *slot, word, &charge.seen(), last);
+            }
+            next = next.min(charge.settling.2);
+        }
+        self.wake_at(next);
     }
 
     /// Keeps tenants off reserved CPUs that are new, or for which some are; and itself, too.

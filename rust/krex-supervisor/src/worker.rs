@@ -178,6 +178,7 @@ impl<'a> Worker<'a> {
         self.settle_splitting();
         self.tell_holders();
         self.keep_off_reserved(&mut processes);
+        self.settle_masks();
         self.enforce_limits(&mut processes);
         if self.charges.values().any(|it| it.progress != Progress::Running) {
             self.wake_at(now + WHILE_FROZEN);
