@@ -1,0 +1,166 @@
+"""``krex bench gate``: what krex itself costs on this machine, beside other locks."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from itertools import repeat
+from typing import Any
+
+from krex._text import table
+from krex.bench import machine
+from krex.bench.gate_stage import Interrupted, Stage
+from krex.bench.interruption import Interruption
+from krex.bench.progress import Progress
+from krex.bench.results import save
+from krex.bench.statistics import percentile
+
+# One `with` statement takes a microsecond or less.
+_FEWEST_PAIRS = 2_000
+_PAIRS_PER_REPEAT = 200
+_PERCENTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured."""
+
+    what: str
+    unit: str
+    samples: int
+    median: float
+    p95: float
+    p99: float
+    max: float
+    note: str = ""
+
+
+def show(siblings: int, repeats: int, path: str | None) -> int:
+    """Measure, print a table, and write JSON to `path` if there is one; returns the status."""
+    from krex import __version__
+
+    described = machine.describe()
+    busy = machine.busy_share()
+    progress = Progress(0)
+    if busy >= 0.05:
+        progress.say(f"krex: other processes use {busy:.0%} of the CPUs, which shows in the tails")
+    with Interruption() as interruption:
+        try:
+            rows = measure(siblings, repeats, interruption)
+        except Interrupted:
+            interruption.pass_on()
+            raise
+    print(f"krex {__version__} on {machine.in_words(described)}\n")
+    print("\n".join(lines(rows)))
+    if path is not None:
+        data = {
+            "krex_version": __version__,
+            "machine": described,
+            "busy_before": round(busy, 3),
+            "rows": [asdict(row) for row in rows],
+        }
+        save(path, data)
+    interruption.pass_on()
+    return 0
+
+
+def measure(siblings: int, repeats: int, interruption: Interruption) -> list[Row]:
+    """Return one row per thing.
+
+    Raises:
+        Interrupted: if a signal asked the process to end.
+        BenchError: if the processes that are measured do not do their part.
+    """
+    with Stage(interruption) as stage:
+        rows = _pairs(stage, max(_FEWEST_PAIRS, _PAIRS_PER_REPEAT * repeats))
+    if siblings == 0:
+        return rows
+    with Stage(interruption) as stage:
+        stage.add_siblings(siblings)
+        stage.time_regions(3)  # warm-up
+        rows += _beside(stage, siblings, repeats)
+        times = [stage.recover() for _ in range(repeats)]
+        rows.append(_row("SIGKILL of a holder, until they run again", "ms", times, 1e-6))
+    return rows
+
+
+def _pairs(stage: Stage, count: int) -> list[Row]:
+    """Entering and leaving with nobody else there."""
+    from krex import submission
+    from krex.region import critical
+
+    with stage.as_own(), tempfile.TemporaryFile() as file:
+        # Made once; `next` of a repetition is the cheapest call there is.
+        nothing = repeat(nullcontext()).__next__
+        flock = repeat(_Flock(file.fileno())).__next__
+        semaphore = repeat(multiprocessing.Lock()).__next__
+        subjects: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
+            ("nothing (contextlib.nullcontext)", nothing),
+            ("gate: krex.submission()", submission),
+            ("region: critical(), alone", critical),
+            ("flock, exclusive", flock),
+            ("POSIX semaphore (multiprocessing.Lock)", semaphore),
+        ]
+        return [
+            _row(what, "us", _time_pairs(make, count), 1e-3, "enter + leave")
+            for what, make in subjects
+        ]
+
+
+def _time_pairs(make: Callable[[], AbstractContextManager[Any]], count: int) -> list[int]:
+    clock = time.perf_counter_ns
+    with make():  # whatever is done once
+        pass
+    times = []
+    for _ in range(count):
+        start = clock()
+        with make():
+            pass
+        times.append(clock() - start)
+    return times
+
+
+class _Flock:
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def _beside(stage: Stage, siblings: int, repeats: int) -> list[Row]:
+    found = stage.time_regions(repeats)
+    verdicts = Counter(it["verdict"] for it in found)
+    told = ", ".join(f"{name} {count}" for name, count in sorted(verdicts.items()))
+    beside = f"beside {siblings} idle sibling{'s' if siblings != 1 else ''}"
+    return [
+        _row(f"region {beside}: enter", "ms", [it["enter"] for it in found], 1e3, told),
+        _row(f"region {beside}: leave", "ms", [it["leave"] for it in found], 1e3),
+        _row("  from leaving until nobody is frozen", "ms", [it["thawed"] for it in found], 1e3),
+    ]
+
+
+def _row(what: str, unit: str, times: list[Any], scale: float, note: str = "") -> Row:
+    values = {
+        name: (percentile(times, share) or 0.0) * scale for name, share in _PERCENTILES.items()
+    }
+    return Row(what, unit, len(times), **values, note=note)
+
+
+def lines(rows: list[Row]) -> list[str]:
+    """Return the rows as an aligned table."""
+    header = ["", *_PERCENTILES, "unit", "samples", ""]
+    cells = []
+    for row in rows:
+        values = [f"{getattr(row, name):.3g}" for name in _PERCENTILES]
+        cells.append([row.what, *values, row.unit, str(row.samples), row.note])
+    return table(header, cells)

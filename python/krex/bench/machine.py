@@ -1,0 +1,81 @@
+"""The machine that numbers were measured on, and what else it is doing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Collection
+from typing import Any
+
+from krex.bench.errors import BenchUsageError
+
+
+def describe() -> dict[str, Any]:
+    """Return what the numbers depend on, as plain data."""
+    processor = _fields("/proc/cpuinfo")
+    memory = _fields("/proc/meminfo").get("MemTotal", "0").split()
+    return {
+        "cpu": processor.get("model name", platform.machine()),
+        "cores": len(os.sched_getaffinity(0)),
+        "virtual": "hypervisor" in processor.get("flags", "").split(),
+        "memory_gib": round(int(memory[0]) / 2**20, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _fields(path: str) -> dict[str, str]:
+    """Return the first value of each name of a file like /proc/cpuinfo."""
+    found: dict[str, str] = {}
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, colon, value = line.partition(":")
+            if colon:
+                found.setdefault(name.strip(), value.strip())
+    return found
+
+
+def in_words(machine: dict[str, Any]) -> str:
+    """Return a description by `describe` as one line."""
+    return (
+        f"{machine['cpu']}{' (virtual)' if machine['virtual'] else ''}, {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, Python {machine['python']}"
+    )
+
+
+def busy_share(seconds: float = 0.5) -> float:
+    """Return the share of all CPU time that is used or stolen during the next `seconds`."""
+    total, idle = _ticks()
+    time.sleep(seconds)
+    total_after, idle_after = _ticks()
+    return 1 - (idle_after - idle) / max(1, total_after - total)
+
+
+def _ticks() -> tuple[int, int]:
+    with open("/proc/stat", encoding="utf-8") as file:
+        ticks = [int(it) for it in file.readline().split()[1:9]]
+    return sum(ticks), ticks[3] + ticks[4]
+
+
+def parse_cpus(text: str, allowed: Collection[int]) -> set[int]:
+    """Return the CPUs of a list like ``0-3,8``, as taskset has it.
+
+    Raises:
+        BenchUsageError: if it is none, or one of them is not in `allowed`.
+    """
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        try:
+            # Both are small, or a range would fill the memory.
+            low, high = (int(it) for it in (first, last if dash else first) if len(it) < 6)
+        except ValueError:
+            raise BenchUsageError(f"{text!r} is no list of CPUs like 0-3,8") from None
+        if not 0 <= low <= high:
+            raise BenchUsageError(f"{text!r} is no list of CPUs like 0-3,8")
+        cpus.update(range(low, high + 1))
+    if missing := sorted(cpus - set(allowed)):
+        there = ",".join(str(it) for it in sorted(allowed))
+        raise BenchUsageError(f"CPU {missing[0]} may not be used here; there are {there}")
+    return cpus

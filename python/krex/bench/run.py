@@ -1,0 +1,101 @@
+"""A run: turn by turn, command by command, with everything kept as it comes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+
+from krex.bench.commands import for_turn
+from krex.bench.interruption import Interruption
+from krex.bench.launch import Job, Launcher
+from krex.bench.progress import Progress
+from krex.bench.results import Results, save
+from krex.bench.settings import Settings, Turn
+
+# Longest sleep without a look at signals.
+_LOOK_S = 0.1
+# The file is written again at most so often, so that this does not disturb measurements.
+_SAVE_S = 1.0
+
+
+def run(results: Results, path: str | None, interruption: Interruption, progress: Progress) -> None:
+    """Run what `results` still lacks, and write to `path` meanwhile; ends early if interrupted.
+
+    Raises:
+        OSError: if `path` cannot be written.
+    """
+    Run(results, path, interruption, progress).run()
+
+
+class Run:
+    """A run that is going on."""
+
+    def __init__(
+        self, results: Results, path: str | None, interruption: Interruption, progress: Progress
+    ) -> None:
+        self._results = results
+        self._settings: Settings = results.settings
+        self._path = path
+        self._interruption = interruption
+        self._progress = progress
+        self._saved = time.monotonic()
+
+    def run(self) -> None:
+        """Run all turns that are not done."""
+        allowed = os.sched_getaffinity(0)
+        try:
+            # Before anything is measured: a file that cannot be written is found out now.
+            self._save()
+            os.sched_setaffinity(0, self._settings.cpus)  # the commands inherit it
+            with Launcher(self._settings) as launcher:
+                for number, turn in enumerate(self._settings.turns()):
+                    if self._interruption.signal is None:
+                        self._run_turn(launcher, turn, number)
+        finally:
+            os.sched_setaffinity(0, allowed)
+            self._progress.clear()
+        self._save()
+
+    def _run_turn(self, launcher: Launcher, turn: Turn, number: int) -> None:
+        done = self._results.done(turn)
+        order = for_turn(self._settings.commands, self._settings.count, number)
+        waiting = deque(
+            Job(turn, position, index, self._settings.commands[index])
+            for position, index in enumerate(order)
+            if position not in done
+        )
+        if not waiting:
+            return
+        result = self._results.turn(turn)
+        seconds, regions = result.seconds, result.regions or 0
+        regions_before = launcher.regions_so_far(turn.policy)
+        started = time.monotonic()
+        self._show(turn, now=True)
+        while waiting or launcher.running:
+            if self._interruption.signal is not None:
+                launcher.kill_all()
+                break
+            while waiting and launcher.try_start(waiting[0]):
+                waiting.popleft()
+            for measurement in launcher.wait(_LOOK_S):
+                self._results.measurements.append(measurement)
+                result.seconds = seconds + time.monotonic() - started
+            self._show(turn)
+            if time.monotonic() > self._saved + _SAVE_S:
+                self._save()
+        if regions_before is not None:
+            result.regions = regions + (launcher.regions_so_far(turn.policy) or 0) - regions_before
+        self._save()
+
+    def _show(self, turn: Turn, *, now: bool = False) -> None:
+        measurements = self._results.measurements
+        broken = sum(it.outcome != "ok" for it in measurements)
+        rounds = max(turn.round, self._settings.rounds)
+        what = f"{turn.policy.name}, round {turn.round} of {rounds}"
+        self._progress.show(len(measurements), what, broken, now=now)
+
+    def _save(self) -> None:
+        if self._path is not None:
+            save(self._path, self._results.to_dict())
+            self._saved = time.monotonic()
