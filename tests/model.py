@@ -40,6 +40,7 @@ class Operation:
     timeout: float | None = None
     priority: int = 0
     max_hold: float = 60.0
+    drain_timeout: float = 0.5
     detail: Any = None
     # Who was there when a claim was sent: to be frozen, and in flight.
     siblings: list[Process] = field(default_factory=list)
@@ -58,6 +59,8 @@ class Flight:
     """A submission that was begun and not ended."""
 
     device: str
+    # A holder has waited for it in vain: later ones look once.
+    is_stuck: bool = False
 
 
 @dataclass(eq=False)
@@ -176,7 +179,8 @@ class Model:
         # Per device and epoch: the last view in which the gate was closed.
         self.closed_views: dict[str, dict[int, View]] = {}
         self.epochs: dict[str, int] = {}
-        self.phases: dict[Process, str] = {}
+        # Per tenant: what was said, and from when to when.
+        self.said: dict[Process, list[tuple[float, float, str]]] = {}
         self.decisions = 0
 
     # --- who is who ---
@@ -314,7 +318,10 @@ class Model:
                 for it in self.regions
                 if it.process in (process, process.parent) and it.device == device
             ]
-            if not any(it.epoch == epoch for it in outer):
+            # Its parent may have been in, without having said so yet.
+            claim = process.parent.operation if process.parent else None
+            is_early = claim is not None and claim.word == CLAIM and claim.device == device
+            if not is_early and not any(it.epoch == epoch for it in outer):
                 raise ViolationError(f"{region} joined nobody's region")
             process.regions.append(region)
             return
@@ -326,7 +333,11 @@ class Model:
                 if other.epoch == epoch or not in_order:
                     raise ViolationError(f"I1: {region} comes after {other}")
         self._check_order(region, operation)
-        for sibling, _ in region.flights:
+        for sibling, flight in region.flights:
+            is_stuck = any(it.is_stuck for it in sibling.flights if it.device == device)
+            if not is_stuck and entered - began < operation.drain_timeout:
+                raise ViolationError(f"I2: {region} did not wait for what {sibling} has in flight")
+            flight.is_stuck = True
             region.blemishes.append(Blemish("was in flight", sibling))
         if process.parent is not None and process.parent.regions and process.parent.is_alive:
             # Its parent held this region's device before: it has waited for that, as a stranger.
@@ -418,9 +429,8 @@ class Model:
             if sibling["drained"] in undrained:
                 self._check_undrained(region, sibling["name"], view)
         if report["verdict"] == "clean":
-            # Of those that have ended meanwhile nothing is kept.
-            blemishes = [str(it) for it in region.blemishes if it.culprit.is_alive]
-            if blemishes:
+            if region.blemishes:
+                blemishes = [str(it) for it in region.blemishes]
                 raise ViolationError(f"{region} is called clean, but {blemishes}: {report}")
             for sibling in report["siblings"]:
                 if sibling["frozen"] == "no" or sibling["drained"] in undrained:
@@ -478,8 +488,13 @@ class Model:
             and it.operation is not None
             and it.operation.word == "say"
         ]
+        said = self.said.setdefault(unit, [])
+        said.append((*outcome["at"], operation.detail))
+        # Of several that may have been at it at the same time any can have been the last.
+        latest = max(began for began, _, _ in said)
+        possible = {phase for _, ended, phase in said if ended >= latest}
         shown = view.tenants[unit.pid]["phase"]
-        if not others and shown != operation.detail:
+        if not others and shown not in possible:
             raise ViolationError(f"{process} said {operation.detail}, but status shows {shown}")
 
     def stop(self, process: Process, view: View) -> None:

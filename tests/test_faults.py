@@ -323,12 +323,11 @@ def test_a_sibling_falls_with_a_submission_in_flight(scene: Scene, fault: str) -
 def test_a_child_of_a_sibling_dies_with_a_submission_in_flight(scene: Scene) -> None:
     """Its tenant lives on, so that its slots are not given back with the tenant's."""
     holder, sibling = scene.actor("holder"), scene.actor("sibling")
-    code = (
-        "import krex, sys, time; krex.submission().__enter__(); print(flush=True); time.sleep(99)"
-    )
+    code = "import krex; krex.submission().__enter__(); print(flush=True); input()"
     start = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {code!r}], stdout=subprocess.PIPE)
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", {code!r}], **pipes)
 child.stdout.readline()
 entered.append(child)
 """
@@ -336,7 +335,7 @@ entered.append(child)
     holder.send("whole", drain_timeout=LIMIT)
     wait_until(lambda: scene.machine.device()["phase"] == "closing")
     assert holder.poll_answer(0.05) is None, "it waits for the child"
-    sibling.do("run", code="child = entered.pop(); child.kill(); child.wait()")
+    sibling.do("run", code="child = entered.pop(); child.kill(); child.communicate()")
     assert holder.answer()["verdict"] == "clean"
     scene.works(holder, sibling)
 
@@ -414,7 +413,7 @@ def test_turns_are_taken_in_the_order_of_the_queue(scene: Scene) -> None:
     machine = scene.machine
     blocker = scene.actor("blocker")
     # In the order in which they come: that of their slots, in which they are thawed.
-    waiters = [(scene.actor(f"waiter {number}"), number // 2) for number in range(4)]
+    waiters = [(scene.actor(f"waiter {number}"), number // 2) for number in range(6)]
     for actor, _ in waiters:
         actor.do("submit")
 
@@ -432,7 +431,7 @@ def test_turns_are_taken_in_the_order_of_the_queue(scene: Scene) -> None:
         blocker.signal(CONTINUE)
         outcome(blocker)
         epochs = [(actor.answer()["epoch"], number) for number, (actor, _) in enumerate(waiters)]
-        return [number for _, number in sorted(epochs)] == [2, 3, 0, 1]
+        return [number for _, number in sorted(epochs)] == [4, 5, 2, 3, 0, 1]
 
     assert any(is_in_order() for _ in range(4))
 

@@ -26,16 +26,26 @@ class Inside(Actor):
     outside: int
 
 
-@pytest.fixture(autouse=True)
-def namespaces() -> Iterator[None]:
-    """Ends what `actor_inside` started, in order."""
-    yield
+def end_namespaces() -> None:
+    """End what `actor_inside` started, in order: before the machine ends the rest by force."""
     while running:
         process = running.pop()
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         process.wait(LIMIT)
+
+
+@pytest.fixture
+def machine(machine: Machine) -> Iterator[Machine]:
+    yield machine
+    end_namespaces()
+
+
+@pytest.fixture
+def freezing_machine(freezing_machine: Machine) -> Iterator[Machine]:
+    yield freezing_machine
+    end_namespaces()
 
 
 running: list[subprocess.Popen[bytes]] = []
@@ -247,10 +257,15 @@ with region.critical(timeout=20) as timed:
 print(timed.report.joined)
 """
     command: list[Any] = [*UNSHARE, *INIT, KREX, "run", "--", sys.executable, "-c", code]
+    # Busily: it takes a while until a namespace has ended.
     run = f"""
-import subprocess
-done = subprocess.run({command!r}, capture_output=True, text=True, timeout=60)
-value = done.stdout + done.stderr
+import subprocess, tempfile
+with tempfile.TemporaryFile() as file:
+    process = subprocess.Popen({command!r}, stdout=file, stderr=file)
+    while process.poll() is None:
+        pass
+    file.seek(0)
+    value = file.read().decode()
 """
     assert holder.do("run", code=run) == "True\n"
     assert is_frozen(sibling.pid)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import krex
 import pytest
 from actors import Nursery, Remote, has_ended
-from harness import Machine, is_frozen, wait_until
+from harness import Machine, is_frozen
+from harness import wait_until as wait_at_most
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -39,8 +41,13 @@ STEPS = 10
 # What has to happen happens within this, on the busiest machine.
 PATIENCE = float(os.environ.get("KREX_TEST_PATIENCE", "30"))
 MOST = 5
+T = TypeVar("T")
 OTHER = "cpu:b"
 FREEZERS = ["cgroup2", "sigstop"]
+
+
+def wait_until(predicate: Callable[[], T], what: str) -> T:
+    return wait_at_most(predicate, what, PATIENCE)
 
 
 class Arena:
@@ -94,6 +101,16 @@ class Arena:
 
         wait_until(is_clear, "I7: all slots are given back")
 
+    def abandon(self) -> None:
+        """End everything, by force: something went wrong, and may stand in the way."""
+        for remote in self.nursery.remotes.values():
+            self.end(remote)
+        self.nursery.close()
+        self.machine.kill_supervisor()
+        self.machine.krex("recover", "--purge")
+        shutil.rmtree(self.machine.runtime_dir, ignore_errors=True)
+        self.stderr.close()
+
     def close(self) -> None:
         self.end(self.keeper)
         for remote in self.nursery.remotes.values():
@@ -117,10 +134,14 @@ class Shared:
         return cls.arena
 
     @classmethod
-    def drop(cls) -> None:
+    def drop(cls, is_sound: bool = True) -> None:
         arena, cls.arena = cls.arena, None
-        if arena is not None:
+        if arena is None:
+            return
+        if is_sound:
             arena.close()
+        else:
+            arena.abandon()
 
 
 many = st.integers(0, 59)
@@ -217,6 +238,7 @@ class Schedule(RuleBasedStateMachine):
                 return
             if now > patience:
                 patience = now + 1
+                self.tell(f"still missing: {missing}")
                 for region in self.model.current.values():
                     if region.is_active() and self.is_starved(region.process):
                         region.was_stopped = True  # Its siblings were let go for it.
@@ -277,14 +299,21 @@ class Schedule(RuleBasedStateMachine):
         self.remotes[remote.pid] = remote
         self.model.send(process, Operation("start", time.monotonic()), self.view())
 
-    @initialize(kinds=st.lists(kinds, min_size=2, max_size=3), has_child=st.booleans())
-    def begin_some(self, kinds: list[tuple[bool, str]], has_child: bool) -> None:
+    @initialize(
+        kinds=st.lists(kinds, min_size=2, max_size=3),
+        has_child=st.booleans(),
+        has_flight=st.booleans(),
+    )
+    def begin_some(self, kinds: list[tuple[bool, str]], has_child: bool, has_flight: bool) -> None:
         with self.step():
             for is_run, freezer in kinds:
                 self.begin(is_run, "cpu", freezer)
         if has_child and self.parents():
             with self.step():
                 self.order(self.parents()[0], "fork", path=self.arena.nursery.path)
+        if has_flight:
+            with self.step():
+                self.order(self.idle()[1], "begin_submission", device="cpu")
 
     @rule(is_run=st.booleans(), device=devices, freezer=st.sampled_from(FREEZERS), is_hasty=hasty)
     def start(self, is_run: bool, device: str, freezer: str, is_hasty: bool) -> None:
@@ -310,7 +339,7 @@ class Schedule(RuleBasedStateMachine):
         device=devices,
         timeout=timeouts,
         priority=st.sampled_from([0, 0, 1, -1]),
-        max_hold=st.sampled_from([60.0, 60.0, 60.0, 0.1]),
+        max_hold=st.sampled_from([60.0, 60.0, 0.1]),
         drain_timeout=st.sampled_from([0.05, 0.3]),
         is_hasty=hasty,
     )
@@ -331,7 +360,9 @@ class Schedule(RuleBasedStateMachine):
         if process.regions:
             device = process.regions[0].device
         with self.step(is_hasty):
-            operation = Operation(CLAIM, time.monotonic(), device, timeout, priority, max_hold)
+            now = time.monotonic()
+            limits = (max_hold, drain_timeout)
+            operation = Operation(CLAIM, now, device, timeout, priority, *limits)
             self.send(
                 process,
                 operation,
@@ -548,7 +579,7 @@ class Schedule(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if not self.is_sound:
-            Shared.drop()
+            Shared.drop(self.is_sound)
             return
         self.is_sound = False
         try:
@@ -560,7 +591,7 @@ class Schedule(RuleBasedStateMachine):
             self.is_sound = True
         finally:
             if not self.is_sound:
-                Shared.drop()
+                Shared.drop(self.is_sound)
 
     def let_go(self) -> None:
         """I4: once nothing stands in their way, all that wait must get what they wait for."""

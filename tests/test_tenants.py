@@ -286,11 +286,12 @@ def test_one_that_attaches_during_a_region_ran_beside_it(machine: Machine) -> No
     bare.send("hold")
     wait_until(lambda: bare.pid in machine.tenants())
     holder.do("spin", seconds=0.05)
-    report = holder.do("leave")
-    assert report["verdict"] == "contended", report
-    assert any(f"({bare.pid})" in reason for reason in report["reasons"])
+    holder.send("leave")  # it may be frozen before it has answered
     bare.answer()
     bare.do("leave_anyhow")
+    report = holder.answer()
+    assert report["verdict"] == "contended", report
+    assert any(f"({bare.pid})" in reason for reason in report["reasons"])
 
 
 def test_a_tenant_that_ends_in_a_region_is_no_disturbance(freezing_machine: Machine) -> None:
@@ -406,3 +407,38 @@ wait
     assert len(lines) == 12
     assert {verdict for line in lines for verdict in line} <= {"clean", "unknown"}
     wait_until(lambda: not machine.tenants())
+
+
+def test_a_subreaper_does_not_freeze_its_own_supervisor(freezing_machine: Machine) -> None:
+    """The pair becomes its child, as below PID 1 of a container, but not part of its tenant."""
+    machine = freezing_machine
+    reaper = machine.actor(bare=True)
+    reaper.do("run", code="import ctypes\nassert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0")
+    reaper.do("hold")
+    assert reaper.do("leave")["verdict"] == "clean"
+    pair = machine.supervisor()
+    holder = machine.actor()
+    for _ in range(2):
+        holder.do("hold")
+        assert is_frozen(reaper.pid)
+        assert not any(is_frozen(pair[half]) for half in ("pid", "worker_pid"))
+        report = holder.do("leave")
+        assert report["verdict"] == "clean", report
+        wait_until(machine.nobody_is_frozen)
+    assert machine.supervisor() == pair | {"tenants": 2}
+
+
+def test_a_supervisor_starts_unnoticed(machine: Machine) -> None:
+    """No SIGCHLD, and no child that a caller's own `wait` would find."""
+    code = """
+import os, signal
+calls = []
+signal.signal(signal.SIGCHLD, lambda *_: calls.append(1))
+with region.critical():
+    pass
+try:
+    value = [calls, os.waitpid(-1, os.WNOHANG)]
+except ChildProcessError:
+    value = [calls, None]
+"""
+    assert machine.actor(bare=True).do("run", code=code) == [[], None]

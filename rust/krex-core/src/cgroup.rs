@@ -75,19 +75,39 @@ pub fn path_of(process: &str) -> Option<String> {
     Some(path.trim_end_matches(" (deleted)").to_owned())
 }
 
-/// Whether a path's last part is the name of a tenant's group.
-pub fn is_tenants(path: &str) -> bool {
-    path.rsplit('/').next().is_some_and(|name| name.starts_with(PREFIX))
+/// Whether this is the name of a tenant's group: `krex-HEX-SLOT-GENERATION`.
+fn is_tenants_name(name: &str) -> bool {
+    let mut parts = name.strip_prefix(PREFIX).unwrap_or_default().split('-');
+    let hex = parts
+        .next()
+        .is_some_and(|it| it.len() >= 8 && it.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let number = |part: Option<&str>| {
+        part.is_some_and(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    hex && number(parts.next()) && number(parts.next()) && parts.next().is_none()
+}
+
+/// The tenant's group that a path is, or lies below: the outermost one.
+pub fn tenants_group(path: &str) -> Option<&str> {
+    let mut end = 0;
+    for name in path.split('/') {
+        end += name.len();
+        if is_tenants_name(name) {
+            return path.get(..end);
+        }
+        end += 1;
+    }
+    None
 }
 
 /// The group below which a new tenant of this process belongs: its own, so that limits and
 /// kill-by-group keep working; but beside, not below, a tenant's, since freezing is hierarchical.
 pub fn parent_for_tenants() -> Option<String> {
     let own = path_of("self")?;
-    if !is_tenants(&own) {
+    let Some(group) = tenants_group(&own) else {
         return Some(own);
-    }
-    let (parent, _) = own.rsplit_once('/')?;
+    };
+    let (parent, _) = group.rsplit_once('/')?;
     Some(if parent.is_empty() { "/".to_owned() } else { parent.to_owned() })
 }
 
@@ -100,7 +120,7 @@ pub struct Group {
 impl Group {
     /// The group at `path`; `None` if it is not one of krex's, or not visible here.
     pub fn at(path: &str) -> Option<Self> {
-        if !is_tenants(path) {
+        if tenants_group(path) != Some(path) {
             return None;
         }
         Some(Self { directory: Mount::find()?.directory(path)? })
@@ -114,8 +134,9 @@ impl Group {
         let group = Self::at(path).ok_or(io::ErrorKind::NotFound)?;
         match fs::create_dir(&group.directory) {
             Ok(()) => {}
-            // A group of the same name that was left over is empty, or it could not be reused.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            // A group of the same name may be left over; not if anybody is in it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !group.is_populated() => {
+            }
             Err(error) => return Err(error),
         }
         if let Err(error) = fs::write(group.directory.join("cgroup.freeze"), "0") {
@@ -133,10 +154,11 @@ impl Group {
         fs::write(self.directory.join("cgroup.procs"), pid.to_string())
     }
 
-    /// The processes in the group, as this PID namespace numbers them.
+    /// The processes in the group and below it, as this PID namespace numbers them.
     pub fn processes(&self) -> Vec<i32> {
-        let list = fs::read_to_string(self.directory.join("cgroup.procs")).unwrap_or_default();
-        list.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect()
+        let mut found = Vec::new();
+        collect(&self.directory, &mut found);
+        found
     }
 
     /// Whether any process is left, exits in progress included.
@@ -168,6 +190,17 @@ impl Group {
     }
 }
 
+fn collect(directory: &Path, found: &mut Vec<i32>) {
+    let list = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    found.extend(list.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+}
+
 fn remove_tree(directory: &Path) {
     if fs::remove_dir(directory).is_ok() {
         return;
@@ -186,6 +219,16 @@ fn remove_tree(directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_outermost_tenants_group_is_found() {
+        let group = "/a/krex-0123abcd-7-1";
+        assert_eq!(tenants_group(group), Some(group));
+        assert_eq!(tenants_group("/a/krex-0123abcd-7-1/sub/krex-0123abcd-8-1"), Some(group));
+        for other in ["/", "/a", "/krex-ci.service", "/krex-0123abcd-7", "/xkrex-0123abcd-7-1"] {
+            assert_eq!(tenants_group(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn the_mount_is_found_wherever_it_is() {

@@ -60,6 +60,13 @@ impl Drop for Tenure {
     }
 }
 
+/// How a claim ended.
+pub(crate) enum Claimed {
+    Granted(Tenure),
+    /// An ancestor of this process has entered meanwhile: its region is joined.
+    Join(GateWord),
+}
+
 /// Step 1: the turn on the device, in the order of the queue.
 pub(crate) fn claim(
     client: &'static Client,
@@ -68,7 +75,7 @@ pub(crate) fn claim(
     deadline: Deadline,
     host: &dyn Host,
     started: u64,
-) -> Result<Tenure> {
+) -> Result<Claimed> {
     let segment = &client.segment;
     let gate = client.gate(device);
     let slot = client.reference().slot;
@@ -85,6 +92,9 @@ pub(crate) fn claim(
             entry.show();
         }
         let seen = gate.load();
+        if seen.phase() == Phase::Held && tenant::descends_from(segment, slot, seen.holder()) {
+            return Ok(Claimed::Join(seen));
+        }
         let mut pause = SLICE;
         // A place in the queue is needed as soon as anybody else is there.
         if queued.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
@@ -119,7 +129,7 @@ pub(crate) fn claim(
                     return Err(purged(client));
                 }
                 match conflict(client, device) {
-                    None => return Ok(tenure),
+                    None => return Ok(Claimed::Granted(tenure)),
                     Some(other) => {
                         drop(tenure);
                         open_since = None;

@@ -12,13 +12,14 @@ use crate::flight::Flight;
 use crate::freezer::Choice;
 use crate::gate::Gate;
 use crate::hooks;
-use crate::layout::{DEVICES, SUBMITTERS, Tenant};
+use crate::layout::{DEVICES, SUBMITTERS, Submitter, Tenant};
 use crate::process::Identity;
+use crate::recover;
 use crate::segment::{self, Segment};
 use crate::supervision;
 use crate::sync::{self, Wake};
 use crate::tenant::{self, Registration};
-use crate::word::{GateWord, Reference, SlotState};
+use crate::word::{Cause, GateWord, Reference, SlotState};
 
 /// Nobody sleeps longer than this at a time, so that signal handlers of the host language run.
 pub const SLICE: Duration = Duration::from_millis(100);
@@ -65,14 +66,15 @@ fn thread_number() -> u64 {
 /// in the child, whose threads do not include the owner.
 #[derive(Debug, Default)]
 pub struct ThreadLock {
-    /// (contended, forks, thread number), or zero.
+    /// (forks, contended, thread number), or zero. The mark is in the low half, which is the one
+    /// that the futex compares.
     owner: AtomicU64,
 }
 
 /// Somebody sleeps, or slept, on the lock: giving it back has to wake.
-const CONTENDED: u64 = 1 << 63;
-const FORKS_SHIFT: u32 = 40;
-const FORKS_MASK: u64 = (1 << (63 - FORKS_SHIFT)) - 1;
+const CONTENDED: u64 = 1 << 31;
+const FORKS_SHIFT: u32 = 32;
+const FORKS_MASK: u64 = (1 << 32) - 1;
 
 impl ThreadLock {
     pub const fn new() -> Self {
@@ -80,7 +82,7 @@ impl ThreadLock {
     }
 
     fn mine() -> u64 {
-        ((forks() & FORKS_MASK) << FORKS_SHIFT) | (thread_number() & ((1 << FORKS_SHIFT) - 1))
+        ((forks() & FORKS_MASK) << FORKS_SHIFT) | (thread_number() & (CONTENDED - 1))
     }
 
     pub fn is_mine(&self) -> bool {
@@ -210,6 +212,9 @@ impl Client {
         let identity = Identity::of_self()?;
         let known = supervision::find(&segment, &identity);
         let existing = tenant::find_own(&segment, known, &identity);
+        if let Some(own) = existing {
+            give_back_after_exec(&segment, own, &identity);
+        }
         let is_near = |reference: &Reference| {
             Some(segment.tenants[reference.slot].owner().supervisor()) == known
         };
@@ -253,31 +258,34 @@ impl Client {
     }
 
     /// The device called `name`, or else the one that `krex run --device` named, or else `cpu`.
-    /// From now on this process's tenant shares it.
     ///
     /// # Errors
     /// [`Error::UnknownDevice`], [`Error::Full`].
     pub fn device(&self, name: Option<&str>) -> Result<usize> {
-        let tenant = self.tenant();
-        let device = match name {
+        match name {
             Some(name) => {
                 device::check_name(name)?;
-                device::find_or_add(&self.segment, name)?
+                device::find_or_add(&self.segment, name)
             }
-            None => match tenant.default_device.load(Ordering::Relaxed) {
-                0 => device::find_or_add(&self.segment, device::DEFAULT)?,
-                named => (named as usize - 1).min(DEVICES - 1),
+            None => match self.tenant().default_device.load(Ordering::Relaxed) {
+                0 => device::find_or_add(&self.segment, device::DEFAULT),
+                named => Ok((named as usize - 1).min(DEVICES - 1)),
             },
-        };
-        if !tenant.shares(device) {
-            if !self.may_pass(self.gate(device).load()) {
-                tenant::note_newcomer(&self.segment, device);
-            }
-            // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
-            tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
-            supervision::ring(&self.segment, self.supervisor);
         }
-        Ok(device)
+    }
+
+    /// From now on this process's tenant shares the device.
+    pub fn share(&self, device: usize) {
+        let Some(tenant) = tenant::resolve(&self.segment, self.reference()) else { return };
+        if tenant.shares(device) {
+            return;
+        }
+        if !self.may_pass(self.gate(device).load()) {
+            tenant::note_newcomer(&self.segment, device);
+        }
+        // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
+        tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+        supervision::ring(&self.segment, self.supervisor);
     }
 
     /// Makes this process the root of its tenant, splitting it off from the one it is in.
@@ -319,20 +327,27 @@ impl Client {
     /// [`Error::Full`].
     #[inline]
     pub fn flight(&self, device: usize, host: &dyn Host) -> Result<&Flight> {
+        Ok(self.segment.submitters[self.flight_slot(device, host)?].flight())
+    }
+
+    /// The submitter slot of this process on a device.
+    ///
+    /// # Errors
+    /// [`Error::Full`].
+    #[inline]
+    pub fn flight_slot(&self, device: usize, host: &dyn Host) -> Result<usize> {
         match self.submitters[device].load(Ordering::Acquire) {
             0 => self.add_submitter(device, host),
-            slot => Ok(self.segment.submitters[slot as usize - 1].flight()),
+            slot => Ok(slot as usize - 1),
         }
     }
 
     #[cold]
-    fn add_submitter(&self, device: usize, host: &dyn Host) -> Result<&Flight> {
-        let slot =
-            self.changing.with(host, || match self.submitters[device].load(Ordering::Acquire) {
-                0 => self.claim_submitter(device),
-                slot => Ok(slot as usize - 1),
-            })?;
-        Ok(self.segment.submitters[slot].flight())
+    fn add_submitter(&self, device: usize, host: &dyn Host) -> Result<usize> {
+        self.changing.with(host, || match self.submitters[device].load(Ordering::Acquire) {
+            0 => self.claim_submitter(device),
+            slot => Ok(slot as usize - 1),
+        })
     }
 
     fn claim_submitter(&self, device: usize) -> Result<usize> {
@@ -347,11 +362,12 @@ impl Client {
             submitter.tenant.store(Reference::pack(Some(self.reference())), Ordering::Relaxed);
             submitter.device.store(device as u64, Ordering::Relaxed);
             submitter.stuck_at.store(0, Ordering::Relaxed);
+            submitter.waiting_threads.store(0, Ordering::Relaxed);
             submitter.flight().reset();
             // SeqCst: whoever closes the gate after a submission of this slot was counted also
             // finds the slot in the list.
-            submitter.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
             self.segment.live_submitters.insert(slot);
+            submitter.owner.store(owner.with_state(SlotState::Live).0, Ordering::SeqCst);
             self.submitters[device].store(slot as u64 + 1, Ordering::Release);
             return Ok(slot);
         }
@@ -362,7 +378,10 @@ impl Client {
     /// descends from it.
     pub fn may_pass(&self, word: GateWord) -> bool {
         let own = self.reference();
-        word.holder() == own.slot || tenant::descends_from(&self.segment, own.slot, word.holder())
+        // A slot that is somebody else's by now says nothing about this process.
+        tenant::resolve(&self.segment, own).is_some()
+            && (word.holder() == own.slot
+                || tenant::descends_from(&self.segment, own.slot, word.holder()))
     }
 
     /// Passes the gate of `device` and counts in flight; waits while the gate is closed.
@@ -394,7 +413,7 @@ impl Client {
     ) -> Result<()> {
         let gate = self.gate(device);
         let started = clock::now();
-        let _waiting = Waiting::start(self.tenant());
+        let _waiting = Waiting::start(self, self.flight_slot(device, host)?);
         let mut watch = Watch::default();
         loop {
             if refused.was_last {
@@ -474,6 +493,19 @@ impl Client {
     }
 }
 
+/// A process that executes another program inside a region has nobody left who could leave it.
+fn give_back_after_exec(segment: &Segment, own: Reference, identity: &Identity) {
+    if segment.tenants[own.slot].owner().pid() != identity.pid {
+        return;
+    }
+    for index in device::in_use(segment) {
+        let word = segment.devices[index].gate().load();
+        if !word.is_open() && word.holder() == own.slot {
+            recover::revoke(segment, index, word, Cause::Died);
+        }
+    }
+}
+
 /// Registers the calling process, with a running supervisor. Returns both slots.
 fn register(
     segment: &Segment,
@@ -540,19 +572,27 @@ fn own_name() -> String {
     format!("{name} ({})", rustix::process::getpid().as_raw_nonzero())
 }
 
-/// Counts a thread of the tenant as waiting for as long as it lives.
-pub struct Waiting<'a>(&'a Tenant);
+/// Counts a thread of the process, and of its tenant, as waiting for as long as it lives.
+pub struct Waiting<'a> {
+    tenant: &'a Tenant,
+    submitter: &'a Submitter,
+}
 
 impl<'a> Waiting<'a> {
-    pub fn start(tenant: &'a Tenant) -> Self {
+    /// `submitter` is the slot of the calling process: what a process that is killed leaves in it
+    /// is taken back by its cleaner.
+    pub fn start(client: &'a Client, submitter: usize) -> Self {
+        let (tenant, submitter) = (client.tenant(), &client.segment.submitters[submitter]);
+        submitter.waiting_threads.fetch_add(1, Ordering::AcqRel);
         tenant.start_waiting(clock::now());
-        Self(tenant)
+        Self { tenant, submitter }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.stop_waiting(clock::now());
+        self.tenant.stop_waiting(1, clock::now());
+        self.submitter.waiting_threads.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

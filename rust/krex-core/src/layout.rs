@@ -100,15 +100,6 @@ pub struct Device {
     /// Hash of the name; zero: not in use.
     pub hash: AtomicU64,
     pub name: SharedText<8>,
-    /// Only the holder writes these, between `GRANTED` and `CLOSING`.
-    pub label: SharedText<8>,
-    /// When siblings that are not drained by then are frozen all the same.
-    pub drain_deadline: AtomicU64,
-    /// When the last sibling was drained; the supervisors raise it.
-    pub drained_at: AtomicU64,
-    /// When the region is revoked.
-    pub hold_deadline: AtomicU64,
-    pub granted_at: AtomicU64,
     /// The tenure whose siblings were thawed because its holder ran on no CPU.
     pub stalled_tenure: AtomicU64,
     /// The tenure during which a process came that had run beside it, unknown to krex.
@@ -135,6 +126,20 @@ impl Device {
     }
 }
 
+/// What a tenant says about the region that it holds. It is in the tenant's own slot, and the gate
+/// names the slot: one that lost its tenure writes where nobody looks any more.
+#[repr(C)]
+pub struct Holding {
+    pub label: SharedText<8>,
+    pub granted_at: AtomicU64,
+    /// When siblings that are not drained by then are frozen all the same.
+    pub drain_deadline: AtomicU64,
+    /// When the last sibling was drained; the supervisors raise it.
+    pub drained_at: AtomicU64,
+    /// When the region is revoked.
+    pub hold_deadline: AtomicU64,
+}
+
 /// A tenant: a process tree that is frozen as one unit.
 #[repr(C, align(128))]
 pub struct Tenant {
@@ -149,6 +154,7 @@ pub struct Tenant {
     /// The device that `krex run --device` named first, plus one; zero: none was named.
     pub default_device: AtomicU64,
     pub queue: Entry,
+    pub holding: Holding,
     /// What the command says that it does: [`Activity`].
     pub activity: AtomicU64,
     /// [`crate::freezer::Kind`] with which it is frozen.
@@ -164,8 +170,9 @@ pub struct Tenant {
     /// The same for waiting: in the queue, or at a closed gate.
     pub waiting_total: AtomicU64,
     pub waiting_since: AtomicU64,
-    /// How many threads wait.
+    /// How many threads wait, and for how long the tenant had been frozen when they began.
     pub waiting_threads: AtomicU64,
+    pub frozen_before: AtomicU64,
     pub name: SharedText<8>,
     /// The cgroup's path below the mount of cgroup v2, if it has one of its own.
     pub cgroup: SharedText<64>,
@@ -194,29 +201,46 @@ impl Tenant {
     /// A thread begins to wait; pair it with [`Tenant::stop_waiting`].
     pub fn start_waiting(&self, now: u64) {
         if self.waiting_threads.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.frozen_before.store(self.time_frozen(now), Ordering::Release);
             self.waiting_since.store(now, Ordering::Release);
         }
     }
 
-    pub fn stop_waiting(&self, now: u64) {
-        if self.waiting_threads.fetch_sub(1, Ordering::AcqRel) == 1 {
-            let since = self.waiting_since.swap(0, Ordering::AcqRel);
-            if since != 0 {
-                self.waiting_total.fetch_add(now.saturating_sub(since), Ordering::AcqRel);
+    /// So many threads wait no more.
+    pub fn stop_waiting(&self, threads: u64, now: u64) {
+        let fewer = |waiting: u64| Some(waiting.saturating_sub(threads));
+        let before = self.waiting_threads.fetch_update(Ordering::AcqRel, Ordering::Acquire, fewer);
+        if before.is_ok_and(|before| before > 0 && before <= threads) {
+            let waited = self.time_waiting(now);
+            self.waiting_since.store(0, Ordering::Release);
+            self.waiting_total.fetch_add(waited, Ordering::AcqRel);
+        }
+    }
+
+    /// Nanoseconds so far in which the tenant was frozen.
+    fn time_frozen(&self, now: u64) -> u64 {
+        let since = self.frozen_since.load(Ordering::Acquire);
+        let running = if since == 0 { 0 } else { now.saturating_sub(since) };
+        self.frozen_total.load(Ordering::Acquire) + running
+    }
+
+    /// Nanoseconds that it waits by now, without those in which it was frozen: who waits in the
+    /// queue is usually frozen, too, and no time counts twice.
+    fn time_waiting(&self, now: u64) -> u64 {
+        match self.waiting_since.load(Ordering::Acquire) {
+            0 => 0,
+            since => {
+                let before = self.frozen_before.load(Ordering::Acquire);
+                let frozen = self.time_frozen(now).saturating_sub(before);
+                now.saturating_sub(since).saturating_sub(frozen)
             }
         }
     }
 
-    /// Nanoseconds so far in which the tenant was frozen or waiting. While it waits and is
-    /// frozen at the same time, the waiting counts.
+    /// Nanoseconds so far in which the tenant was frozen, or waited.
     pub fn time_excluded(&self, now: u64) -> u64 {
-        let running = |since: &AtomicU64| match since.load(Ordering::Acquire) {
-            0 => 0,
-            since => now.saturating_sub(since),
-        };
-        self.frozen_total.load(Ordering::Acquire)
-            + self.waiting_total.load(Ordering::Acquire)
-            + running(&self.waiting_since).max(running(&self.frozen_since))
+        let waited = self.waiting_total.load(Ordering::Acquire) + self.time_waiting(now);
+        self.time_frozen(now) + waited
     }
 }
 
@@ -253,6 +277,8 @@ pub struct Submitter {
     /// Packed [`Reference`] to its tenant.
     pub tenant: AtomicU64,
     pub device: AtomicU64,
+    /// Its part of the tenant's waiting threads.
+    pub waiting_threads: AtomicU64,
     /// Completed submissions plus one when a drain gave it up; later holders look only once,
     /// as long as it has completed no more.
     pub stuck_at: AtomicU64,

@@ -16,7 +16,7 @@ use crate::process::{self, Identity};
 use crate::segment::Segment;
 use crate::supervision;
 use crate::tenant;
-use crate::word::{Cause, GateWord, Revocation, SlotState, Stage};
+use crate::word::{Cause, Frozen, GateWord, Revocation, SlotState, Stage};
 
 /// Takes a tenure away from its holder: one swap to open, with the cause left for the holder.
 /// Returns whether it was still its tenure.
@@ -58,12 +58,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
             continue;
         }
         for device in 0..DEVICES {
-            let mut ack = tenant.ack(device);
-            let word = segment.devices[device].gate().load();
-            if !word.is_open() && ack.tenure == word.tenure() && ack.stage >= Stage::Settled {
-                ack.disturbed = true;
-                tenant.acks[device].store(ack.pack(), Ordering::Release);
-            }
+            note_thaw(segment, index, device, None);
         }
         if let Some(group) = Group::at(&tenant.cgroup.get()) {
             let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
@@ -77,6 +72,23 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
     }
     continue_all(segment, slot);
     thawed
+}
+
+/// Marks a tenant's acknowledgement for a region that runs now: it is about to be thawed. Nothing
+/// is marked for the tenure `expected`, of which it is known.
+pub fn note_thaw(segment: &Layout, tenant: usize, device: usize, expected: Option<u64>) {
+    let acks = &segment.tenants[tenant].acks;
+    let mut ack = segment.tenants[tenant].ack(device);
+    let word = segment.devices[device].gate().load();
+    let counts = !word.is_open()
+        && ack.tenure == word.tenure()
+        && expected != Some(word.tenure())
+        && ack.stage >= Stage::Settled
+        && ack.frozen != Frozen::No;
+    if counts {
+        ack.disturbed = true;
+        acks[device].store(ack.pack(), Ordering::Release);
+    }
 }
 
 /// Repairs what can be repaired from this PID namespace by this user. Returns what was done.
@@ -111,20 +123,23 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
                 left += 1;
                 continue;
             }
-            revoke_held_by(&segment, index, Cause::Died, &mut done);
-            done.push(format!("freed the slot of {} ({})", tenant.name.get(), owner.pid()));
-            tenant::release(&segment, index, owner);
+            let name = tenant.name.get();
+            let end = || revoke_held_by(&segment, index, Cause::Died, &mut done);
+            if tenant::release(&segment, index, owner, end) {
+                done.push(format!("freed the slot of {name} ({})", owner.pid()));
+            }
         }
         if left > 0 {
             supervision::ensure(&segment, &identity, &host.program()?)?;
             done.push(format!("started the supervisor of {left} running tenants again"));
         }
     }
-    for index in device::in_use(&segment) {
+    for index in device::with_regions(&segment) {
         let section = &segment.devices[index];
         let word = section.gate().load();
-        let is_late =
-            now > section.hold_deadline.load(Ordering::Acquire).saturating_add(clock::SECOND);
+        let Some(holder) = segment.tenants.get(word.holder()) else { continue };
+        let deadline = holder.holding.hold_deadline.load(Ordering::Acquire);
+        let is_late = now > deadline.saturating_add(clock::SECOND);
         let timed = !matches!(word.phase(), crate::word::Phase::Open | crate::word::Phase::Granted);
         if timed && is_late && revoke(&segment, index, word, Cause::Deadline) {
             done.push(format!("ended a region on {} that was past its limit", section.name.get()));
@@ -196,6 +211,10 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
         }
         section.gate().wake();
     }
+    let left = segment.live_tenants.iter().count();
+    if left > 0 {
+        done.push(format!("left {left} commands running, which nobody excludes any more"));
+    }
     let alive = || (0..SUPERVISORS).filter(|slot| segment.is_supervisor_alive(*slot));
     for slot in alive() {
         supervision::ring(segment, slot);
@@ -207,7 +226,7 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     let own = Identity::of_self().ok().and_then(|it| supervision::find(segment, &it));
     for slot in alive() {
         if Some(slot) == own {
-            kill_pair(segment, slot);
+            kill_pair(segment, segment.directory(), slot);
             done.push("killed a supervisor that did not end".to_owned());
         } else {
             done.push(
@@ -224,15 +243,16 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
 
 /// Kills both halves of this namespace's pair; their names are checked, since process ids are
 /// reused.
-fn kill_pair(segment: &Layout, slot: usize) {
+fn kill_pair(segment: &Layout, directory: &Path, slot: usize) {
     let supervisor = &segment.supervisors[slot];
     // The keeper first: it would start another worker.
     for word in [&supervisor.keeper, &supervisor.worker] {
         let pid = word.load(Ordering::Acquire) as i32;
-        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        if let Some(stat) = process::Stat::of(pid)
-            && name.starts_with("krex-")
-        {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        let is_ours = words.get(1) == Some(&b"__supervise".as_slice())
+            && words.get(2) == Some(&directory.as_os_str().as_encoded_bytes());
+        if let Some(stat) = process::Stat::of(pid).filter(|it| it.is_supervisor && is_ours) {
             let _ = process::signal_exactly(pid, stat.start_time, rustix::process::Signal::KILL);
         }
     }

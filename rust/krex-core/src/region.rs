@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::claim::{Tenure, claim};
+use crate::claim::{Claimed, Tenure, claim};
 use crate::client::{Client, Host, SLICE, ThreadLock, Waiting};
 use crate::clock::{self, Deadline};
 use crate::error::{Error, Result};
@@ -77,14 +77,29 @@ pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
     }
     let turn = Turn::take(client, device, deadline, host, claimed_at)?;
     client.be_own_tenant(host)?;
-    let waiting = Waiting::start(client.tenant());
-    let tenure = claim(client, device, options.priority, deadline, host, claimed_at)?;
-    hooks::fault("granted");
-    let region = close(tenure, options, host, claimed_at)?;
-    drop(waiting);
-    turn.keep(device, region.word);
-    hooks::fault("held");
-    Ok(region)
+    // Only now: what is split off shares no more than it asked for.
+    client.share(device);
+    let waiting = Waiting::start(client, client.flight_slot(device, host)?);
+    loop {
+        let tenure = match claim(client, device, options.priority, deadline, host, claimed_at)? {
+            Claimed::Granted(tenure) => tenure,
+            Claimed::Join(word) => {
+                return Ok(Region::joined(client, device, word, options, claimed_at));
+            }
+        };
+        hooks::fault("granted");
+        match close(tenure, options, host, claimed_at) {
+            Ok(region) => {
+                drop(waiting);
+                turn.keep(device, region.word);
+                hooks::fault("held");
+                return Ok(region);
+            }
+            // Taken away before it began, since this process was stopped, say: claim again.
+            Err(Error::Revoked { .. }) if !client.segment.is_retired() => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A region within a region of the same thread.
@@ -169,7 +184,6 @@ fn close(
     let client = tenure.client;
     let index = tenure.device;
     let segment = &client.segment;
-    let section = &segment.devices[index];
     let revoked = |_| revoked_error(client, index, tenure.word.tenure());
     let granted_at = clock::now();
     let nanoseconds = clock::nanoseconds;
@@ -177,14 +191,16 @@ fn close(
     let answer_deadline = drain_deadline
         .saturating_add(nanoseconds(FREEZE_LIMIT))
         .saturating_add(nanoseconds(ANSWER_LIMIT));
-    // Relaxed: published by the swap to `Closing`; only a holder between `Granted` and `Closing`
-    // writes here.
-    section.label.set(options.label.as_bytes());
-    section.granted_at.store(granted_at, Ordering::Relaxed);
-    section.drained_at.store(granted_at, Ordering::Relaxed);
-    section.drain_deadline.store(drain_deadline, Ordering::Relaxed);
+    let holding = &client.tenant().holding;
+    // Relaxed: published by the swap to `Closing`.
+    holding.label.set(options.label.as_bytes());
+    holding.granted_at.store(granted_at, Ordering::Relaxed);
+    holding.drained_at.store(granted_at, Ordering::Relaxed);
+    holding.drain_deadline.store(drain_deadline, Ordering::Relaxed);
     let hold_limit = nanoseconds(options.max_hold);
-    section.hold_deadline.store(answer_deadline.saturating_add(hold_limit), Ordering::Relaxed);
+    // One that stops while it closes, or leaves, keeps the others frozen no longer than that.
+    let closing_deadline = answer_deadline.saturating_add(clock::SECOND);
+    holding.hold_deadline.store(closing_deadline, Ordering::Relaxed);
     if !hooks::sabotaged("close") {
         tenure.word = client.gate(index).advance(tenure.word, Phase::Closing).map_err(revoked)?;
     }
@@ -201,11 +217,23 @@ fn close(
         // Our own tells whether those of other PID namespaces are still there.
         supervision::ring(segment, client.supervisor);
     }
-    await_stage(client, index, number, &siblings, Stage::Settled, answer_deadline, host)?;
+    loop {
+        await_stage(client, index, number, &siblings, Stage::Settled, answer_deadline, host)?;
+        // Those that split off from one that was just being frozen. It is by now, so this ends.
+        let known = |it: &Sibling| siblings.iter().any(|old| old.reference == it.reference);
+        let mut new = siblings::list(segment, index, holder);
+        new.retain(|it| !known(it));
+        if new.is_empty() || Deadline::at(answer_deadline).has_passed() {
+            break;
+        }
+        siblings.append(&mut new);
+        tenure.supervisors = siblings::supervisors(&siblings);
+        tenure.supervisors.iter().for_each(|it| supervision::ring(segment, *it));
+    }
     hooks::fault("frozen");
 
     let held_at = clock::now();
-    section.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
+    holding.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
         return Err(revoked_error(client, index, number));
     }
@@ -227,7 +255,7 @@ fn close(
         word: tenure.word,
         joined: false,
         label: options.label.clone(),
-        drained_at: section.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
+        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
         siblings,
         claimed_at,
         granted_at,
@@ -358,6 +386,9 @@ impl Region {
         // Siblings that the stall breaker thawed need no second look.
         let stalled = section.stalled_tenure.load(Ordering::Acquire) == self.word.tenure();
         if !self.joined && !revoked && !stalled && !self.siblings.is_empty() {
+            let limit = clock::nanoseconds(VERIFY_LIMIT) + clock::SECOND;
+            let holding = &self.client.tenant().holding;
+            holding.hold_deadline.store(ended_at + limit, Ordering::Relaxed);
             match gate.advance(self.word, Phase::Leaving) {
                 Ok(leaving) => {
                     word = leaving;
@@ -400,7 +431,7 @@ impl Region {
         let frozen: Vec<Sibling> = self
             .siblings
             .iter()
-            .filter(|it| it.has_reached(&self.client.segment, self.device, tenure, Stage::Settled))
+            .filter(|it| it.is_frozen(&self.client.segment, self.device, tenure))
             .cloned()
             .collect();
         // An interruption ends the wait, not the leaving: the handler runs afterwards.

@@ -84,6 +84,14 @@ impl Region {
                 },
             );
         }
+        if !self.client.segment.is_current() {
+            problems.push(Problem {
+                certain: false,
+                text:
+                    "the segment was removed or replaced: others may not have known of the region"
+                        .to_owned(),
+            });
+        }
         let mut reasons: Vec<String> = problems.iter().map(|it| it.text.clone()).collect();
         let verdict = if revoked {
             reasons.insert(0, self.revocation().to_string());

@@ -18,15 +18,17 @@ use crate::layout::{Header, LAYOUT, Layout, MAGIC, SIZE};
 /// Byte offset, far behind the end of the file, of the record lock of supervisor slot 0.
 const SUPERVISOR_LOCKS: i64 = 1 << 40;
 
-/// `$KREX_RUNTIME_DIR`, or `/dev/shm/krex-UID`. Relative paths are taken from the working
-/// directory.
+/// `$KREX_RUNTIME_DIR`, or `/dev/shm/krex-UID`.
 ///
 /// # Errors
-/// If the working directory that a relative path needs is gone.
+/// If it is not an absolute path: it would be another directory for each working directory.
 pub fn runtime_dir() -> Result<PathBuf> {
     match std::env::var_os("KREX_RUNTIME_DIR").filter(|value| !value.is_empty()) {
-        Some(value) => std::path::absolute(&value)
-            .map_err(|error| Error::system("KREX_RUNTIME_DIR is relative", error)),
+        Some(value) if Path::new(&value).is_absolute() => Ok(PathBuf::from(value)),
+        Some(value) => Err(Error::Invalid(format!(
+            "KREX_RUNTIME_DIR is the relative path {value:?}, another directory for each working \
+             directory. Use an absolute path"
+        ))),
         None => {
             let user = rustix::process::geteuid().as_raw();
             Ok(PathBuf::from(format!("/dev/shm/krex-{user}")))
@@ -160,6 +162,17 @@ impl Segment {
         self.header.retired.load(Ordering::Acquire) != 0
     }
 
+    /// The file's inode, which tells it from others that had or have the same path.
+    pub fn inode(&self) -> u64 {
+        self.file.1
+    }
+
+    /// Whether the path still names this very file, so that others find it.
+    pub fn is_current(&self) -> bool {
+        let current = fs::symlink_metadata(self.directory.join("segment"));
+        current.is_ok_and(|it| (it.dev(), it.ino()) == self.file)
+    }
+
     /// Takes the record lock of a supervisor slot; `None` if another pair holds it. The lock
     /// belongs to the returned file's open description: a forked child shares it.
     ///
@@ -201,7 +214,14 @@ impl Segment {
         if is_same {
             return file;
         }
-        self.header.retired.store(1, Ordering::Release);
+        // Gone from the file system, not merely out of this process's sight (chroot, say).
+        let is_removed = self
+            ._lock
+            .metadata()
+            .is_ok_and(|it| (it.dev(), it.ino()) == self.file && it.nlink() == 0);
+        if is_removed {
+            self.header.retired.store(1, Ordering::Release);
+        }
         Err(Error::segment(
             &path,
             "was removed while it was in use",

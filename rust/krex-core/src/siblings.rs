@@ -46,8 +46,14 @@ pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
         .filter_map(|slot| {
             let tenant = &segment.tenants[slot];
             let owner = tenant.owner();
-            // One that is still starting looks at the gate before it runs anything.
-            let counts = owner.state() == SlotState::Live
+            // One that is still starting looks at the gate before it runs anything, unless it
+            // splits off from another, which counted in its place.
+            let is_there = match owner.state() {
+                SlotState::Live => true,
+                SlotState::Starting => tenant.parent().is_some(),
+                SlotState::Free | SlotState::Ending => false,
+            };
+            let counts = is_there
                 && slot != holder
                 && tenant.shares(device)
                 && !tenant::descends_from(segment, slot, holder);
@@ -88,6 +94,12 @@ impl Sibling {
     /// Whether its supervisor has come as far as `stage` for `tenure`, or it has ended.
     pub fn has_reached(&self, segment: &Layout, device: usize, tenure: u64, stage: Stage) -> bool {
         self.ack(segment, device, tenure).stage >= stage || self.has_ended(segment)
+    }
+
+    /// Whether it was frozen for `tenure`.
+    pub fn is_frozen(&self, segment: &Layout, device: usize, tenure: u64) -> bool {
+        let ack = self.ack(segment, device, tenure);
+        ack.stage >= Stage::Settled && ack.frozen != Frozen::No
     }
 
     fn submitters<'a>(

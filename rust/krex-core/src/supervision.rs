@@ -152,18 +152,28 @@ fn run_unnoticed<'a>(
     let null = above_standard_streams(null)?;
     let (writer_number, null_number) = (writer.as_raw_fd(), null.as_raw_fd());
     // SAFETY: clone(flags = 0, no stack) forks: the child has a copy of this thread alone. The
-    // exit signal in the low byte of the flags is 0: nobody is told of its end. It only makes
-    // async-signal-safe calls on what was prepared above, and then executes or exits.
+    // exit signal in the low byte of the flags is 0: nobody is told of its end. (Executing would
+    // set it to SIGCHLD, so the child only stands between.) It only makes async-signal-safe calls
+    // on what was prepared above, and then exits.
     let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
     if child == 0 {
-        // SAFETY: dup2, execve and _exit are async-signal-safe; the pointers are to
-        // zero-terminated strings and null-terminated arrays that the child has a copy of.
+        // SAFETY: signal, clone, dup2, execve, waitpid and _exit are async-signal-safe; the
+        // pointers are to zero-terminated strings and null-terminated arrays, of which each
+        // child has a copy.
         unsafe {
-            libc::dup2(null_number, 0);
-            libc::dup2(null_number, 1);
-            libc::dup2(writer_number, 2);
-            libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
-            libc::_exit(127);
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+            let program = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0);
+            if program == 0 {
+                libc::dup2(null_number, 0);
+                libc::dup2(null_number, 1);
+                libc::dup2(writer_number, 2);
+                libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr());
+                libc::_exit(127);
+            }
+            let mut status = 0;
+            let waited = libc::waitpid(program as i32, &raw mut status, 0);
+            let is_good = program > 0 && waited > 0 && libc::WIFEXITED(status);
+            libc::_exit(if is_good { libc::WEXITSTATUS(status) } else { 126 });
         }
     }
     if child < 0 {

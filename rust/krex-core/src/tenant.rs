@@ -51,7 +51,7 @@ pub fn register(
     match joined {
         Ok(kind) => tenant.freezer.store(kind as u64, Ordering::Release),
         Err(error) => {
-            release(segment, slot, owner);
+            release(segment, slot, owner, || {});
             return Err(error);
         }
     }
@@ -67,7 +67,7 @@ pub fn register(
     sync::fence_between();
     if segment.supervisors[supervisor].session.load(Ordering::SeqCst) != session {
         // The supervisor went, or goes, without having seen this tenant.
-        release(segment, slot, owner.with_state(SlotState::Live));
+        release(segment, slot, owner.with_state(SlotState::Live), || {});
         return Err(Error::Supervisor("it ended meanwhile".to_owned()));
     }
     supervision::ring(segment, supervisor);
@@ -82,7 +82,7 @@ pub fn note_newcomer(segment: &Layout, device: usize) {
     let word = section.gate().load();
     if matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving) {
         // Release: partner of the Acquire in the holder's report.
-        section.newcomer_tenure.store(word.tenure(), Ordering::Release);
+        section.newcomer_tenure.fetch_max(word.tenure(), Ordering::Release);
     }
 }
 
@@ -126,6 +126,7 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
         &tenant.waiting_total,
         &tenant.waiting_since,
         &tenant.waiting_threads,
+        &tenant.frozen_before,
     ] {
         set(word, 0);
     }
@@ -171,9 +172,11 @@ fn join_cgroup(
 ) -> std::io::Result<()> {
     let parent = cgroup::parent_for_tenants().ok_or(std::io::ErrorKind::NotFound)?;
     let path = format!(
-        "{}/{}{}-{}",
+        "{}/{}{:x}-{}-{}",
         parent.trim_end_matches('/'),
         group_prefix(segment.directory()),
+        // Another segment may come to the same path, in time or in another mount namespace.
+        segment.inode(),
         reference.slot,
         reference.generation
     );
@@ -194,7 +197,7 @@ fn join_cgroup(
 /// How the names of the groups of one runtime directory begin.
 pub fn group_prefix(directory: &std::path::Path) -> String {
     let hash = process::hash(directory.as_os_str().as_encoded_bytes()) as u32;
-    format!("{}{hash:08x}-", cgroup::PREFIX)
+    format!("{}{hash:08x}", cgroup::PREFIX)
 }
 
 /// The caller first, so that its later children are born in the group; then those that it has
@@ -241,26 +244,41 @@ pub fn other_roots(segment: &Layout, slot: usize) -> Vec<i32> {
         .collect()
 }
 
-/// Frees a tenant's slot; for its cleaner, or for the owner that could not finish registering.
-/// Moves processes that are left in its group back, and removes the group.
-pub fn release(segment: &Layout, slot: usize, owner: OwnerWord) {
+/// Frees a tenant's slot, for its cleaner, or for the owner that could not finish registering.
+/// `judged` is the owner word on which the decision to free it was made: if it has changed since,
+/// nothing is done. Regions that it holds end first, by `end`. Processes that are left in its
+/// group go to the group above. Returns whether it was freed.
+pub fn release(segment: &Layout, slot: usize, judged: OwnerWord, end: impl FnOnce()) -> bool {
     let tenant = &segment.tenants[slot];
+    if !claim_ending(&tenant.owner, judged) {
+        return false;
+    }
+    end();
     tenant.queue.leave();
     if let Some(group) = Group::at(&tenant.cgroup.get()) {
         group.remove();
     }
     segment.live_tenants.remove(slot);
-    // AcqRel: whoever claims the slot next comes after all of the above. It fails only if
-    // somebody freed it already.
-    let free = owner.with_state(SlotState::Free);
-    let _ = tenant.owner.compare_exchange(owner.0, free.0, Ordering::AcqRel, Ordering::Relaxed);
+    // Release: whoever claims the slot next comes after all of the above.
+    tenant.owner.store(judged.with_state(SlotState::Free).0, Ordering::Release);
+    true
+}
+
+/// Makes the caller the only cleaner of a slot, if its owner still is the one that was judged.
+/// One that dies while it cleans leaves the slot in this state, with a dead owner, and the next
+/// cleaner judges that.
+pub fn claim_ending(word: &AtomicU64, judged: OwnerWord) -> bool {
+    // AcqRel: what the owner did with the slot comes before what its cleaner does.
+    let ending = judged.with_state(SlotState::Ending).0;
+    word.compare_exchange(judged.0, ending, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// The tenant behind a reference, if it still is that one.
 pub fn resolve(segment: &Layout, reference: Reference) -> Option<&Tenant> {
     let tenant = segment.tenants.get(reference.slot)?;
     let owner = tenant.owner();
-    (owner.generation() == reference.generation && !owner.is_free()).then_some(tenant)
+    let is_there = matches!(owner.state(), SlotState::Starting | SlotState::Live);
+    (owner.generation() == reference.generation && is_there).then_some(tenant)
 }
 
 /// The tenant that the calling process belongs to: by its cgroup, else by its ancestors. One of
@@ -287,7 +305,8 @@ pub fn find_own(
             return Some(reference(*slot, *owner));
         }
     }
-    if let Some(path) = cgroup::path_of("self").filter(|path| cgroup::is_tenants(path)) {
+    let path = cgroup::path_of("self").unwrap_or_default();
+    if let Some(path) = cgroup::tenants_group(&path) {
         for (slot, owner) in candidates.iter().chain(&foreign) {
             if segment.tenants[*slot].cgroup.bytes() == path.as_bytes() {
                 return Some(reference(*slot, *owner));

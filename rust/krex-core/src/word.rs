@@ -95,7 +95,8 @@ impl std::fmt::Debug for GateWord {
     }
 }
 
-/// What a slot is doing. A slot goes Free, Starting, Live, Free; only the cleaner frees it.
+/// What a slot is doing: it goes Free, Starting, Live, Ending, Free. Who moves it to Ending, by one
+/// swap, is its only cleaner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum SlotState {
@@ -103,6 +104,8 @@ pub enum SlotState {
     /// Claimed, and its owner is still filling it in.
     Starting = 1,
     Live = 2,
+    /// Being cleaned up.
+    Ending = 3,
 }
 
 type OwnerState = Field<0, 4>;
@@ -129,6 +132,7 @@ impl OwnerWord {
         match OwnerState::get(self.0) {
             1 => SlotState::Starting,
             2 => SlotState::Live,
+            3 => SlotState::Ending,
             _ => SlotState::Free,
         }
     }

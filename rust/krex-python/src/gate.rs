@@ -47,9 +47,6 @@ impl SharedMemoryGate {
         let Some(granted) = gate.try_grant(client.reference().slot) else {
             return Ok(None);
         };
-        // Never late: it ends with its holder's `release`, or with its holder.
-        let device = &client.segment.devices[section];
-        device.hold_deadline.store(u64::MAX, std::sync::atomic::Ordering::Relaxed);
         let Ok(held) = gate.advance(granted, Phase::Held) else {
             return Ok(None);
         };

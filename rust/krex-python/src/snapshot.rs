@@ -59,7 +59,8 @@ fn devices<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         let word = section.gate().load();
         let closed = !word.is_open();
         let holder = closed.then(|| segment.tenants.get(word.holder())).flatten();
-        let since = section.granted_at.load(Ordering::Acquire);
+        let holding = holder.map(|it| &it.holding);
+        let since = holding.map_or(now, |it| it.granted_at.load(Ordering::Acquire));
         let is_region = closed && !section.name.get().starts_with(GATE_PREFIX);
         let mut queue: Vec<_> = live(segment)
             .filter_map(|(_, _, it)| Some((it.queue.key_for(index)?, it.name.get())))
@@ -70,7 +71,7 @@ fn devices<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         dict.set_item("phase", word.phase().name())?;
         dict.set_item("epoch", word.tenure())?;
         dict.set_item("holder", holder.map(|it| it.name.get()))?;
-        let label = section.label.get();
+        let label = holding.map(|it| it.label.get()).unwrap_or_default();
         dict.set_item("label", (is_region && !label.is_empty()).then_some(label))?;
         dict.set_item("held_s", is_region.then(|| seconds(now.saturating_sub(since))))?;
         dict.set_item("queue", queue.into_iter().map(|it| it.1).collect::<Vec<_>>())?;

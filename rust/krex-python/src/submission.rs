@@ -75,6 +75,7 @@ impl Submission {
         if self.client.load(Ordering::Relaxed) != address {
             let section = client.device(self.device.as_deref());
             let section = section.map_err(|error| convert::error(py, error))?;
+            client.share(section);
             self.section.store(section, Ordering::Relaxed);
             self.client.store(address, Ordering::Relaxed);
             self.depth.store(0, Ordering::Relaxed);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 
-use krex_core::cgroup::Group;
+use krex_core::cgroup::{self, Group};
 use krex_core::clock;
 use krex_core::freezer::{Cgroup2, Freezer, Journal, Kind, Members, ProcessTable, Sigstop};
 use krex_core::hooks;
@@ -57,6 +57,9 @@ pub struct Charge<'a> {
     pub progress: Progress,
     /// The tenure, per device, in which something was seen in flight.
     pub was_in_flight: [u64; DEVICES],
+    /// When its root process was seen to have ended, and when what it left was last looked for.
+    pub ended_at: Option<u64>,
+    pub looked_at: u64,
     /// When its time limit ended it.
     pub terminated_at: Option<u64>,
     killed: bool,
@@ -91,6 +94,8 @@ impl<'a> Charge<'a> {
             journal,
             progress: Progress::Running,
             was_in_flight: [0; DEVICES],
+            ended_at: None,
+            looked_at: 0,
             terminated_at: None,
             killed: false,
         }
@@ -144,6 +149,9 @@ impl<'a> Charge<'a> {
             let mut around = Sigstop::new(members, self.journal);
             let mut foreign = tenant::other_roots(self.segment, self.slot);
             foreign.push(holder);
+            if let Means::Tree(tree) = &self.means {
+                around.remember(tree);
+            }
             around.exclude(foreign, process::ancestors(holder).map(|it| it.pid).collect());
             self.around = Some(around);
         }
@@ -236,11 +244,44 @@ impl<'a> Charge<'a> {
         }
     }
 
+    /// Whether a process that belongs to it is in its group, or below: there is nothing to know
+    /// of one without a group. What has moved out is not frozen with the group.
+    fn knows(&self, pid: i32) -> bool {
+        let Means::Group(..) = &self.means else { return true };
+        let own = self.tenant().cgroup.get();
+        cgroup::path_of(&pid.to_string()).is_none_or(|path| {
+            path.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        })
+    }
+
+    /// Goes over to SIGSTOP if a process has moved out of the group (into a container's or a
+    /// scope's, say). Looked for once a second, and of the root at each region.
+    pub fn follow(&mut self, processes: &mut ProcessTable) {
+        let Means::Group(group, _) = &self.means else { return };
+        let inside = group.processes();
+        let foreign = tenant::other_roots(self.segment, self.slot);
+        let tree = processes.get().tree(&[self.owner.pid()], |pid| foreign.contains(&pid));
+        let has_left = |it: &process::Stat| {
+            !it.has_ended() && !it.is_supervisor && !inside.contains(&it.pid) && !self.knows(it.pid)
+        };
+        if !tree.iter().any(has_left) {
+            return;
+        }
+        log::warn!("{:?} left its cgroup: SIGSTOP is used from now on", self.tenant().name.get());
+        self.thaw();
+        if self.progress == Progress::Running {
+            let members =
+                Members { root: self.owner.pid(), start_time: self.start_time, group: None };
+            self.means = Means::Tree(Sigstop::new(members, self.journal));
+            self.tenant().freezer.store(Kind::Sigstop as u64, Ordering::Release);
+        }
+    }
+
     /// Whether any process of it is left; learns who belongs to it on the way.
     pub fn is_populated(&mut self, processes: &mut ProcessTable) -> bool {
         self.exclude_other_tenants();
         match &mut self.means {
-            Means::Group(group, _) => group.is_populated(),
+            Means::Group(group, _) => group.is_populated() || !self.root_ended,
             Means::Tree(tree) => tree.look(processes),
         }
     }

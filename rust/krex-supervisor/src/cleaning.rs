@@ -11,10 +11,10 @@ use krex_core::layout::SUPERVISORS;
 use krex_core::process;
 use krex_core::recover::revoke;
 use krex_core::tenant;
-use krex_core::word::{Cause, SlotState};
+use krex_core::word::{Cause, OwnerWord, SlotState};
 
 use crate::charge::Charge;
-use crate::worker::Worker;
+use crate::worker::{HOUSEKEEPING, Worker};
 
 /// Tenants of another PID namespace, of which nothing can be seen, are given up when its supervisor
 /// has been gone for so long.
@@ -37,8 +37,15 @@ impl Worker<'_> {
             // Its regions first: whoever holds one is the root process.
             self.end_regions(slot);
             let Some(charge) = self.charges.get_mut(&slot) else { continue };
+            // Exits in progress are over soon; a daemon that the root left behind stays.
+            let now = clock::now();
+            let ended_at = *charge.ended_at.get_or_insert(now);
+            if charge.looked_at + HOUSEKEEPING / 2 > now && now > ended_at + SECOND {
+                continue;
+            }
+            charge.looked_at = now;
             if charge.is_populated(processes) || hooks::sabotaged("free_slots") {
-                waiting = true;
+                waiting |= now <= ended_at + SECOND;
             } else {
                 gone.push(slot);
             }
@@ -48,11 +55,10 @@ impl Worker<'_> {
                 charge.thaw();
                 self.free_submitters(true);
                 log::debug!("{:?} has ended", charge.tenant().name.get());
-                tenant::release(self.segment, slot, charge.owner);
+                tenant::release(self.segment, slot, charge.owner, || self.end_regions(slot));
             }
         }
         if waiting {
-            // Exits in progress, or processes that the root left behind.
             self.wake_at(clock::now() + 20 * MILLISECOND);
         }
     }
@@ -63,24 +69,22 @@ impl Worker<'_> {
         let highest = self.segment.tenants_used();
         for (slot, tenant) in self.segment.tenants[..highest].iter().enumerate() {
             let owner = tenant.owner();
-            // Died while it registered. A starting process is not a dead one.
-            let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
-            if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
-                tenant::release(self.segment, slot, owner);
+            if self.is_abandoned(owner) {
+                tenant::release(self.segment, slot, owner, || self.end_regions(slot));
             }
         }
         let highest = self.segment.submitters_used();
         for (slot, submitter) in self.segment.submitters[..highest].iter().enumerate() {
             let owner = submitter.owner();
-            let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Starting;
-            if mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended()) {
-                self.free_submitter(slot);
+            if self.is_abandoned(owner) {
+                self.free_submitter(slot, owner);
             }
         }
         self.free_submitters(true);
         for (slot, charge) in &mut self.charges {
             // Without a group, who belongs to it must be learned while the tree shows it.
             charge.is_populated(&mut processes);
+            charge.follow(&mut processes);
             self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
         }
         crate::keeper::leave_tenants_group();
@@ -99,6 +103,14 @@ impl Worker<'_> {
         }
     }
 
+    /// Whether a slot's owner died while it registered, or its cleaner while it cleaned up. A
+    /// starting process is not a dead one.
+    fn is_abandoned(&self, owner: OwnerWord) -> bool {
+        let state = matches!(owner.state(), SlotState::Starting | SlotState::Ending);
+        let mine = state && owner.supervisor() == self.slot;
+        mine && process::Stat::of(owner.pid()).is_none_or(|it| it.has_ended())
+    }
+
     /// Frees what a PID namespace left behind that ended as a whole: its supervisor and all its
     /// tenants were killed at once, and nobody of it is left to clean up. That is how containers
     /// usually end. A namespace that lives on has a supervisor again as soon as anybody in it
@@ -110,11 +122,12 @@ impl Worker<'_> {
         }
         self.deserted_at = now + DESERTED_INTERVAL;
         for supervisor in (0..SUPERVISORS).filter(|it| *it != self.slot) {
-            let tenants: Vec<usize> = self
+            let tenants: Vec<(usize, OwnerWord)> = self
                 .segment
                 .live_tenants
                 .iter()
-                .filter(|slot| self.segment.tenants[*slot].owner().supervisor() == supervisor)
+                .map(|slot| (slot, self.segment.tenants[slot].owner()))
+                .filter(|(_, owner)| owner.supervisor() == supervisor)
                 .collect();
             if tenants.is_empty() || self.segment.is_supervisor_alive(supervisor) {
                 self.deserted_since[supervisor] = 0;
@@ -127,7 +140,7 @@ impl Worker<'_> {
             // Nobody is invisible to the first namespace.
             let is_gone = now >= self.deserted_since[supervisor] + DESERTED
                 || (process::is_in_first_namespace() && !process::is_populated(key));
-            for slot in tenants {
+            for (slot, owner) in tenants {
                 let tenant = &self.segment.tenants[slot];
                 let group = Group::at(&tenant.cgroup.get()).filter(|it| it.directory.exists());
                 match group.map(|it| it.is_populated()) {
@@ -137,14 +150,15 @@ impl Worker<'_> {
                     None => continue,
                 }
                 log::info!("giving up {:?}: its PID namespace has ended", tenant.name.get());
-                self.acknowledged |= tenant.devices.load(Ordering::Acquire);
-                self.end_regions(slot);
-                tenant::release(self.segment, slot, tenant.owner());
+                let devices = tenant.devices.load(Ordering::Acquire);
+                if tenant::release(self.segment, slot, owner, || self.end_regions(slot)) {
+                    self.acknowledged |= devices;
+                }
             }
             for slot in self.segment.live_submitters.iter().filter(|_| is_gone) {
-                let submitter = &self.segment.submitters[slot];
-                if submitter.owner().supervisor() == supervisor {
-                    self.free_submitter(slot);
+                let owner = self.segment.submitters[slot].owner();
+                if owner.supervisor() == supervisor {
+                    self.free_submitter(slot, owner);
                 }
             }
         }
@@ -182,21 +196,26 @@ impl Worker<'_> {
             if process::is_alive(owner.pid(), submitter.start_time.load(Ordering::Acquire)) {
                 continue;
             }
-            self.free_submitter(slot);
+            self.free_submitter(slot, owner);
             freed = true;
         }
         freed
     }
 
-    fn free_submitter(&self, slot: usize) {
+    /// Frees a submitter's slot, whose owner was judged to have ended.
+    fn free_submitter(&self, slot: usize, judged: OwnerWord) {
         let submitter = &self.segment.submitters[slot];
-        let owner = submitter.owner();
+        if !tenant::claim_ending(&submitter.owner, judged) {
+            return;
+        }
+        // Threads that it left waiting wait no more.
+        let waiting = submitter.waiting_threads.swap(0, Ordering::AcqRel);
+        if let Some(tenant) = submitter.tenant().and_then(|it| tenant::resolve(self.segment, it)) {
+            tenant.stop_waiting(waiting, clock::now());
+        }
         self.segment.live_submitters.remove(slot);
-        // AcqRel: whoever claims the slot next comes after the removal. It fails only if
-        // somebody freed it already.
-        let free = owner.with_state(SlotState::Free).0;
-        let _ =
-            submitter.owner.compare_exchange(owner.0, free, Ordering::AcqRel, Ordering::Relaxed);
+        // Release: whoever claims the slot next comes after all of the above.
+        submitter.owner.store(judged.with_state(SlotState::Free).0, Ordering::Release);
     }
 }
 

@@ -96,10 +96,12 @@ impl Worker<'_> {
             revoke(self.segment, index, word, Cause::Died);
             return;
         }
-        let deadline = if word.phase() == Phase::Granted {
-            self.seen[index].1 + GRANT_LIMIT
-        } else {
-            section.hold_deadline.load(Ordering::Acquire)
+        let deadline = match (word.phase(), holder) {
+            (Phase::Granted, _) => self.seen[index].1 + GRANT_LIMIT,
+            // A gate of its user's own is held without limit.
+            _ if section.name.starts_with(device::GATE_PREFIX) => u64::MAX,
+            (_, Some(holder)) => holder.holding.hold_deadline.load(Ordering::Acquire),
+            (_, None) => 0,
         };
         // The deadline may be a later tenure's by now; the swap on `word` then fails.
         if now >= deadline && !hooks::sabotaged("revoke_late") {
@@ -163,7 +165,7 @@ impl Worker<'_> {
         if section.stalled_tenure.load(Ordering::Acquire) != word.tenure() {
             log::info!("the holder of {} ran on no CPU: thawing its siblings", section.name.get());
             // Release: partner of the Acquire in every supervisor's `wanted`.
-            section.stalled_tenure.store(word.tenure(), Ordering::Release);
+            section.stalled_tenure.fetch_max(word.tenure(), Ordering::Release);
             ring_for(self.segment, siblings.iter().copied());
             return;
         }
@@ -188,7 +190,7 @@ impl Worker<'_> {
     /// The holder's process id as this namespace numbers it, if its ancestors are in the tenant
     /// in `slot`.
     pub(crate) fn holder_below(&self, slot: usize, word: GateWord) -> Option<i32> {
-        let holder = self.segment.tenants[word.holder()].owner();
+        let holder = self.segment.tenants.get(word.holder())?.owner();
         if holder.supervisor() == self.slot {
             let descends = tenant::descends_from(self.segment, word.holder(), slot);
             return descends.then_some(holder.pid());
@@ -212,7 +214,9 @@ impl Worker<'_> {
         let pid = process::find_foreign(key, owner.pid());
         self.foreign.insert(owner.0, pid);
         let tenant = &self.segment.tenants[slot];
-        let (Some(pid), None) = (pid, tenant.parent()) else { return };
+        // The search takes a while: is it still the same tenant?
+        let is_same = tenant.owner() == owner;
+        let (Some(pid), None, true) = (pid, tenant.parent(), is_same) else { return };
         let parent = process::ancestors(pid).find_map(|ancestor| {
             let found = self.charges.iter().find(|(_, it)| it.owner.pid() == ancestor.pid);
             found.map(|(slot, it)| Reference { slot: *slot, generation: it.owner.generation() })

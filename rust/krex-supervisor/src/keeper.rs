@@ -82,8 +82,9 @@ fn detach() {
 
 /// Out of a tenant's cgroup, which would be frozen with it.
 pub fn leave_tenants_group() {
-    if let Some(own) = cgroup::path_of("self").filter(|own| cgroup::is_tenants(own))
-        && let (Some((parent, _)), Some(mount)) = (own.rsplit_once('/'), Mount::find())
+    let own = cgroup::path_of("self").unwrap_or_default();
+    if let Some(group) = cgroup::tenants_group(&own)
+        && let (Some((parent, _)), Some(mount)) = (group.rsplit_once('/'), Mount::find())
         && let Some(directory) = mount.directory(if parent.is_empty() { "/" } else { parent })
         && let Err(error) = (Group { directory }).take(0)
     {
@@ -237,6 +238,16 @@ fn raise_limits() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     let _ = setrlimit(Resource::Nofile, files);
+    // Nor should it inherit what the first command that needed it was confined to.
+    let mut time = getrlimit(Resource::Cpu);
+    time.current = time.maximum;
+    let _ = setrlimit(Resource::Cpu, time);
+    let all = rustix::thread::CpuSet::new();
+    let all = (0..rustix::thread::CpuSet::MAX_CPU).fold(all, |mut all, cpu| {
+        all.set(cpu);
+        all
+    });
+    let _ = rustix::thread::sched_setaffinity(None, &all);
     // SAFETY: prctl(PR_SET_TIMERSLACK, nanoseconds) takes two integers.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64) };
     shorten_slice();
@@ -260,7 +271,7 @@ fn shorten_slice() {
         size: size_of::<SchedulingAttributes>() as u32,
         policy: 0, // SCHED_OTHER
         flags: 0,
-        nice: 0,
+        nice: rustix::process::getpriority_process(None).unwrap_or(0),
         priority: 0,
         runtime: 100_000,
         deadline: 0,

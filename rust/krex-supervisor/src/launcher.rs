@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use krex_core::client::{self, Host, SLICE, Waiting, Watch};
+use krex_core::client::{self, Host, SLICE, Watch};
 use krex_core::device;
 use krex_core::freezer::Choice;
 use krex_core::process::Identity;
@@ -41,8 +41,10 @@ impl Host for Native {
 /// Runs the command line after `krex run`; returns only if it fails, or for `--help`.
 pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let Some(options) = options::parse(words)? else {
-        print!("{}", options::HELP);
-        return Ok(());
+        return match crate::print(options::HELP) {
+            0 => Ok(()),
+            status => Err(Exit { status, message: "standard output cannot be written".to_owned() }),
+        };
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
@@ -67,7 +69,7 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {
-        tenant::release(&segment, reference.slot, tenant.owner());
+        tenant::release(&segment, reference.slot, tenant.owner(), || {});
     }
     if error.raw_os_error() == Some(libc::ENOENT) && command.exists() {
         let word = options.command[0].to_string_lossy();
@@ -105,6 +107,8 @@ fn register(
     let time_limit = options.time_limit.map_or(0, clock::nanoseconds);
     if let (Some(reference), Some(tenant)) = (parent, of_parent)
         && tenant.owner().pid() == identity.pid
+        && tenant.start_time.load(Ordering::Acquire) == identity.start_time
+        && Some(tenant.owner().supervisor()) == known
     {
         // `krex run krex run COMMAND`: this process is a tenant already. The inner one's word
         // counts where it says something.
@@ -153,7 +157,7 @@ fn wait_for_admission(
     let Some(tenant) = tenant::resolve(segment, reference) else {
         return;
     };
-    let _waiting = Waiting::start(tenant);
+    tenant.start_waiting(clock::now());
     let mut next_look = Watch::default();
     for index in device::in_use(segment).filter(|index| tenant.shares(*index)) {
         let gate = segment.devices[index].gate();
@@ -171,6 +175,7 @@ fn wait_for_admission(
             }
         }
     }
+    tenant.stop_waiting(1, clock::now());
 }
 
 /// Looks the command up as execvp(3) does, before anything is registered for it.

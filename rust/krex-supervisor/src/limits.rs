@@ -42,7 +42,7 @@ impl Worker<'_> {
                         now.saturating_sub(since).saturating_sub(excluded.max().unwrap_or(0));
                     let limit = tenant.time_limit.load(Ordering::Acquire);
                     if used < limit {
-                        self.wake_at(now + (limit - used));
+                        self.wake_at(now.saturating_add(limit - used));
                         continue;
                     }
                     self.wake_at(now + GRACE);

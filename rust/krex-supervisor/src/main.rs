@@ -17,6 +17,7 @@ mod settle;
 mod worker;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -50,17 +51,26 @@ pub extern "C" fn main(_argc: libc::c_int, _argv: *const *const libc::c_char) ->
         Some("run") => launcher::run(arguments[1..].to_vec()),
         Some("__supervise") => keeper::start(&arguments[1..]),
         Some("--version" | "-V") => {
-            println!("krex {}", env!("CARGO_PKG_VERSION"));
-            return 0;
+            return print(&format!("krex {}\n", env!("CARGO_PKG_VERSION")));
         }
         _ => python(&arguments),
     };
     match result {
         Ok(()) => 0,
         Err(exit) => {
-            eprintln!("krex: {}", exit.message.replace('\n', " "));
+            // If even that cannot be written, the status has to do.
+            let _ = writeln!(std::io::stderr(), "krex: {}", exit.message.replace('\n', " "));
             exit.status
         }
+    }
+}
+
+/// Writes to standard output; the status says whether it could.
+pub fn print(text: &str) -> i32 {
+    let mut output = std::io::stdout();
+    match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {
+        Ok(()) => 0,
+        Err(_) => FAILED,
     }
 }
 
@@ -89,7 +99,6 @@ pub fn start_log(file: Option<std::fs::File>) {
     }
     let pid = std::process::id();
     builder.format(move |buffer, record| {
-        use std::io::Write;
         let time = krex_core::clock::seconds(krex_core::clock::now());
         writeln!(buffer, "krex[{pid}] {time:.6} {}: {}", record.level(), record.args())
     });

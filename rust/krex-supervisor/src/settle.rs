@@ -7,6 +7,7 @@ use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::DEVICES;
+use krex_core::recover;
 use krex_core::sync;
 use krex_core::tenant;
 use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Stage};
@@ -60,18 +61,25 @@ impl Worker<'_> {
     /// Takes a tenant the next step towards what should be.
     pub(crate) fn settle(&mut self, slot: usize, processes: &mut ProcessTable) {
         let Some((extent, causes)) = self.wanted(slot) else {
-            if let Some(charge) = self.charges.get_mut(&slot) {
-                charge.thaw();
-            }
+            self.thaw(slot);
             return;
         };
         let mut drained = Vec::new();
         for (index, word) in &causes {
             drained.push(self.drain(slot, *index, *word));
         }
+        let tenant = &self.segment.tenants[slot];
+        let is_new = |(index, word): &(usize, GateWord)| tenant.ack(*index).tenure != word.tenure();
         let Some(charge) = self.charges.get_mut(&slot) else {
             return;
         };
+        if matches!(charge.progress, Progress::Frozen { .. })
+            && causes.iter().any(is_new)
+            && !charge.is_still_frozen(processes)
+        {
+            // Frozen for an earlier tenure, and continued by somebody since.
+            charge.thaw();
+        }
         let reached = match charge.progress {
             Progress::Frozen { extent: reached } | Progress::Freezing { extent: reached, .. } => {
                 Some(reached)
@@ -83,10 +91,15 @@ impl Worker<'_> {
             if drained.iter().any(Option::is_none) {
                 return; // Frozen now, its threads in flight could never leave.
             }
+            if reached.is_some() {
+                self.thaw(slot); // To another extent: what is frozen by now runs for a moment.
+            }
+            let Some(charge) = self.charges.get_mut(&slot) else { return };
             result = charge.start(extent, processes);
         } else if matches!(charge.progress, Progress::Freezing { .. }) {
             result = charge.carry_on(processes);
         }
+        let Some(charge) = self.charges.get_mut(&slot) else { return };
         let outcome = match (result, charge.progress) {
             (Err(Failure(obstacle)), _) => (Frozen::No, obstacle),
             (Ok(()), Progress::Frozen { extent }) => (charge.frozen_name(extent), Obstacle::None),
@@ -102,6 +115,19 @@ impl Worker<'_> {
         }
     }
 
+    /// Thaws a tenant. If that is in the middle of a region, its verdict has to say so, except
+    /// where the stall breaker does.
+    fn thaw(&mut self, slot: usize) {
+        let Some(charge) = self.charges.get_mut(&slot) else { return };
+        if matches!(charge.progress, Progress::Frozen { .. }) {
+            for index in device::with_regions(self.segment) {
+                let stalled = self.segment.devices[index].stalled_tenure.load(Ordering::Acquire);
+                recover::note_thaw(self.segment, slot, index, Some(stalled));
+            }
+        }
+        charge.thaw();
+    }
+
     /// Steps 3 and 4 for one tenant: how it was drained, or `None` while it is not.
     fn drain(&mut self, slot: usize, index: usize, word: GateWord) -> Option<Drained> {
         let tenant = &self.segment.tenants[slot];
@@ -112,8 +138,9 @@ impl Worker<'_> {
         if hooks::sabotaged("drain") {
             return Some(Drained::Idle);
         }
-        let section = &self.segment.devices[index];
-        let deadline = section.drain_deadline.load(Ordering::Acquire);
+        let holder = self.segment.tenants.get(word.holder())?;
+        // It may be of a later tenure by now; then this one is over.
+        let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
         let is_late = clock::now() >= deadline;
         let mut in_flight = false;
         for submitter in self.segment.live_submitters.iter() {
@@ -162,10 +189,11 @@ impl Worker<'_> {
         processes: &mut ProcessTable,
     ) {
         let tenant = &self.segment.tenants[slot];
-        let section = &self.segment.devices[index];
         let mut ack = tenant.ack(index);
         if ack.tenure != word.tenure() || ack.stage == Stage::None {
-            section.drained_at.fetch_max(clock::now(), Ordering::AcqRel);
+            if let Some(holder) = self.segment.tenants.get(word.holder()) {
+                holder.holding.drained_at.fetch_max(clock::now(), Ordering::AcqRel);
+            }
             ack = Ack {
                 tenure: word.tenure(),
                 stage: Stage::Settled,

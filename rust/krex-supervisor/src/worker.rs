@@ -172,13 +172,14 @@ impl<'a> Worker<'a> {
 
     /// Takes new tenants into charge.
     fn adopt(&mut self) {
+        let mut foreign = Vec::new();
         for slot in self.segment.live_tenants.iter() {
             let owner = self.segment.tenants[slot].owner();
             if owner.state() != SlotState::Live {
                 continue;
             }
             if owner.supervisor() != self.slot {
-                self.recognise(slot, owner);
+                foreign.push((slot, owner));
                 continue;
             }
             if self.charges.get(&slot).is_some_and(|it| it.owner == owner) {
@@ -194,6 +195,7 @@ impl<'a> Worker<'a> {
             log::debug!("took {:?} ({}) in charge", charge.tenant().name.get(), owner.pid());
             self.charges.insert(slot, charge);
         }
+        foreign.into_iter().for_each(|(slot, owner)| self.recognise(slot, owner));
         // A slot that was freed by others (purged, or given back by a launcher that failed).
         self.charges.retain(|slot, charge| {
             let keep = self.segment.tenants[*slot].owner() == charge.owner;

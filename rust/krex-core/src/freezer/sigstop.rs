@@ -124,6 +124,11 @@ impl<'a> Sigstop<'a> {
         self.spared = spared;
     }
 
+    /// Takes over what another one has seen of the same tenant.
+    pub fn remember(&mut self, other: &Self) {
+        self.seen.clone_from(&other.seen);
+    }
+
     /// Process ids and start times of those seen last.
     pub fn seen(&self) -> &[(i32, u64)] {
         &self.seen
