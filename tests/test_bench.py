@@ -538,7 +538,7 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
         )
     finally:
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = communicate(process)
     assert process.returncode == -number, out + err
     assert f"--resume --export-json {bench.file}" in err
     assert not any(is_running(int(pid)) for pid in log.read_text().split())
@@ -561,6 +561,16 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
     assert set(after.values()) == {1}
     assert len(after) == 3 * 4
     assert before <= set(after)
+
+
+def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Wait for the end of a bench; one that does not end is killed."""
+    try:
+        return process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
 
 
 def key(measurement: dict[str, Any]) -> tuple[str, int, int]:
@@ -623,6 +633,23 @@ def test_gate_measures_each_thing(tmp_path: Path) -> None:
         assert word in done.stdout
     for row in rows:
         assert 0 < row["median"] <= row["p95"] <= row["p99"] <= row["max"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_gate_leaves_nothing_when_interrupted(number: int) -> None:
+    before = leftovers()
+    process = subprocess.Popen(
+        [*KREX, "bench", "gate", "--siblings=2", "--repeats=100000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: leftovers() - before, "it has begun")
+    finally:
+        process.send_signal(number)
+        out, err = communicate(process)
+    assert (process.returncode, out) == (-number, ""), err
 
 
 # The marker

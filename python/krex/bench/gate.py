@@ -21,9 +21,8 @@ from krex.bench.progress import Progress
 from krex.bench.results import save
 from krex.bench.statistics import percentile
 
-# One `with` statement takes a microsecond or less.
-_FEWEST_PAIRS = 2_000
-_PAIRS_PER_REPEAT = 200
+# One `with` statement takes a microsecond or two, so many cost nothing.
+_PAIRS = 20_000
 _PERCENTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -78,7 +77,7 @@ def measure(siblings: int, repeats: int, interruption: Interruption) -> list[Row
         BenchError: if the processes that are measured do not do their part.
     """
     with Stage(interruption) as stage:
-        rows = _pairs(stage, max(_FEWEST_PAIRS, _PAIRS_PER_REPEAT * repeats))
+        rows = _pairs(stage, _PAIRS)
     if siblings == 0:
         return rows
     with Stage(interruption) as stage:
@@ -138,7 +137,9 @@ class _Flock:
 
 
 def _beside(stage: Stage, siblings: int, repeats: int) -> list[Row]:
-    found = stage.time_regions(repeats)
+    found = []
+    while len(found) < repeats:  # in parts, between which Ctrl-C is seen
+        found += stage.time_regions(min(10, repeats - len(found)))
     verdicts = Counter(it["verdict"] for it in found)
     told = ", ".join(f"{name} {count}" for name, count in sorted(verdicts.items()))
     beside = f"beside {siblings} idle sibling{'s' if siblings != 1 else ''}"

@@ -120,7 +120,9 @@ class Launcher:
             running.process = self._start(running)
             running.pidfd = os.pidfd_open(running.process.pid)
         except OSError as error:
-            running.kill()
+            if running.process is not None:
+                running.kill()
+                running.process.wait()
             failure = Printed("not started", f"{error.strerror}: {job.command.argv[0]}")
             self._failed.append(_measurement(running, failure))
             self._free.append(running.slot)
