@@ -55,7 +55,7 @@ def hold(**options: Any) -> dict[str, Any]:
     critical = region.critical(**options)
     critical.__enter__()
     entered.append(critical)
-    joined = critical._regions[-1].joined
+    joined = critical.joined
     if not joined and len(entered) == 1:
         burning.append(critical)
         longest_gap = 0.0

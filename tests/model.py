@@ -333,12 +333,15 @@ class Model:
                 if other.epoch == epoch or not in_order:
                     raise ViolationError(f"I1: {region} comes after {other}")
         self._check_order(region, operation)
-        for sibling, flight in region.flights:
+        for sibling, _ in region.flights:
             is_stuck = any(it.is_stuck for it in sibling.flights if it.device == device)
             if not is_stuck and entered - began < operation.drain_timeout:
                 raise ViolationError(f"I2: {region} did not wait for what {sibling} has in flight")
-            flight.is_stuck = True
             region.blemishes.append(Blemish("was in flight", sibling))
+        # Also what was begun after the claim was waited for by now.
+        for it in self.alive():
+            for flight in it.flights:
+                flight.is_stuck |= flight.device == device
         if process.parent is not None and process.parent.regions and process.parent.is_alive:
             # Its parent held this region's device before: it has waited for that, as a stranger.
             region.siblings = [it for it in region.siblings if it is not process.parent]
@@ -518,10 +521,11 @@ class Model:
     def resume(self, process: Process) -> None:
         process.is_stopped = False
         process.is_fuzzy = False
-        for region in self.current.values():
+        if process.freezer == "sigstop" or process.parent is not None:
             # It runs now, whatever froze it: nothing of krex's expected that signal.
-            if process.freezer == "sigstop" or process.parent is not None:
-                region.siblings = [it for it in region.siblings if it is not process]
+            operations = [it.operation for it in self.alive() if it.operation is not None]
+            for it in (*self.current.values(), *operations):
+                it.siblings = [sibling for sibling in it.siblings if sibling is not process]
 
     def ended(self, process: Process, killed_at: float, now: float) -> None:
         process.is_alive = False

@@ -26,14 +26,8 @@ import pytest
 from actors import Nursery, Remote, has_ended
 from harness import Machine, is_frozen
 from harness import wait_until as wait_at_most
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    rule,
-    run_state_machine_as_test,
-)
 from model import CLAIM, STARVED, SUBMISSIONS, Model, Operation, Process, View, ViolationError
 
 SCHEDULES = int(os.environ.get("KREX_TEST_SCHEDULES", "300"))
@@ -42,6 +36,7 @@ STEPS = 10
 PATIENCE = float(os.environ.get("KREX_TEST_PATIENCE", "30"))
 MOST = 5
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., None])
 OTHER = "cpu:b"
 FREEZERS = ["cgroup2", "sigstop"]
 
@@ -151,9 +146,20 @@ kinds = st.tuples(st.booleans(), st.sampled_from(FREEZERS))
 timeouts = st.sampled_from([None, None, 0.05, 0.2])
 
 
-class Schedule(RuleBasedStateMachine):
+# What can happen in a step, and with which arguments.
+RULES: dict[str, dict[str, st.SearchStrategy[Any]]] = {}
+
+
+def rule(**arguments: st.SearchStrategy[Any]) -> Callable[[F], F]:
+    def register(function: F) -> F:
+        RULES[function.__name__] = arguments
+        return function
+
+    return register
+
+
+class Schedule:
     def __init__(self) -> None:
-        super().__init__()
         self.arena = Shared.get()
         self.model = Model(self.is_starved)
         self.remotes: dict[int, Remote] = {}
@@ -280,8 +286,9 @@ class Schedule(RuleBasedStateMachine):
 
     # --- rules ---
     #
-    # What is drawn must not depend on who was faster: Hypothesis wants the same for the same
-    # choices. So there are no preconditions: a rule that nobody is there for does another thing.
+    # A schedule is drawn as a whole, before anything runs: what is drawn must not depend on who
+    # was faster (with the preconditions and bundles of `RuleBasedStateMachine` it would). So a
+    # rule that nobody is there for does another thing.
 
     def begin(self, is_run: bool, device: str, freezer: str) -> None:
         self.arena.number += 1
@@ -299,11 +306,6 @@ class Schedule(RuleBasedStateMachine):
         self.remotes[remote.pid] = remote
         self.model.send(process, Operation("start", time.monotonic()), self.view())
 
-    @initialize(
-        kinds=st.lists(kinds, min_size=2, max_size=3),
-        has_child=st.booleans(),
-        has_flight=st.booleans(),
-    )
     def begin_some(self, kinds: list[tuple[bool, str]], has_child: bool, has_flight: bool) -> None:
         with self.step():
             for is_run, freezer in kinds:
@@ -638,32 +640,57 @@ class Schedule(RuleBasedStateMachine):
         Shared.decisions += self.model.decisions
 
 
-@pytest.mark.timeout(max(1200, SCHEDULES * 4))
-def test_schedules(capfd: pytest.CaptureFixture[str]) -> None:
-    phases = [Phase.explicit, Phase.reuse, Phase.generate]
-    if os.environ.get("KREX_TEST_SHRINK"):
-        phases += [Phase.shrink]
+@pytest.fixture(scope="module", autouse=True)
+def arena() -> Iterator[None]:
+    """Ends what the schedules shared; nothing may be left, and nobody may have panicked."""
     began = time.monotonic()
+    complaints = ""
     try:
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
-            Schedule,
-            settings=settings(
-                max_examples=SCHEDULES,
-                stateful_step_count=STEPS,
-                deadline=None,
-                database=None,
-                print_blob=True,
-                phases=phases,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-        arena = Shared.arena
-        if arena is not None:
-            arena.stderr.seek(0)
-            complaints = arena.stderr.read().decode()
-            assert "panicked" not in complaints, complaints
+        yield
+        if Shared.arena is not None:
+            Shared.arena.stderr.seek(0)
+            complaints = Shared.arena.stderr.read().decode()
     finally:
         Shared.drop()
     spent = time.monotonic() - began
     print(f"{Shared.schedules} schedules in {spent:.1f} s, {Shared.decisions} turns judged")
+    assert "panicked" not in complaints, complaints
+
+
+beginnings = st.fixed_dictionaries(
+    {
+        "kinds": st.lists(kinds, min_size=2, max_size=3),
+        "has_child": st.booleans(),
+        "has_flight": st.booleans(),
+    }
+)
+steps = st.one_of(
+    [
+        st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+        for name, arguments in RULES.items()
+    ]
+)
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate]
+if os.environ.get("KREX_TEST_SHRINK"):
+    PHASES.append(Phase.shrink)
+
+
+@pytest.mark.timeout(max(1200, SCHEDULES * 4))
+@settings(
+    max_examples=SCHEDULES,
+    deadline=None,
+    database=None,
+    print_blob=True,
+    phases=PHASES,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+@given(beginning=beginnings, schedule=st.lists(steps, min_size=STEPS - 4, max_size=STEPS))
+def test_schedules(beginning: dict[str, Any], schedule: list[tuple[str, dict[str, Any]]]) -> None:
+    actors = Schedule()
+    try:
+        actors.begin_some(**beginning)
+        for name, arguments in schedule:
+            getattr(actors, name)(**arguments)
+    finally:
+        actors.teardown()

@@ -95,12 +95,18 @@ def try_child(directory: str) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), members)
 
 
-def frozen_tenants(directory: str) -> list[str]:
-    """Return the directories of krex's cgroups below `directory` that are told to be frozen."""
+def frozen_tenants(directory: str, runtime_dir: str) -> list[str]:
+    """Return the cgroups of a runtime directory below `directory` that are told to be frozen."""
+    try:
+        from krex._krex import group_prefix
+
+        prefix = group_prefix(runtime_dir)
+    except ImportError:
+        prefix = _TENANT
     found = []
     for parent, children, _ in os.walk(directory):
         for child in children:
-            if child.startswith(_TENANT) and not child.startswith(_PROBE):
+            if child.startswith(prefix) and not child.startswith(_PROBE):
                 path = os.path.join(parent, child)
                 if _asked_to_freeze(path):
                     found.append(path)

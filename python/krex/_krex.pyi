@@ -1,12 +1,13 @@
 from types import TracebackType
 from typing import Any, Final, Literal, final
 
-from typing_extensions import Self
+from typing_extensions import Self, disjoint_base
 
 __all__ = [
     "LAYOUT",
     "SEGMENT_SIZE",
     "TEST_HOOKS",
+    "Critical",
     "InFlightCounter",
     "Region",
     "Report",
@@ -14,7 +15,7 @@ __all__ = [
     "Sibling",
     "Submission",
     "__version__",
-    "enter",
+    "group_prefix",
     "recover",
     "set_activity",
     "snapshot",
@@ -25,17 +26,49 @@ LAYOUT: Final[int]
 SEGMENT_SIZE: Final[int]
 TEST_HOOKS: Final[bool]
 
-def enter(
-    device: str | None,
-    timeout: float | None,
-    max_hold: float,
-    drain_timeout: float,
-    priority: int,
-    label: str | None,
-) -> Region: ...
 def set_activity(name: str) -> Literal["idle", "compiling", "warming_up"]: ...
 def snapshot(runtime_dir: str | None = None) -> dict[str, Any]: ...
+def group_prefix(runtime_dir: str) -> str: ...
 def recover(purge: bool = False) -> list[str]: ...
+
+@disjoint_base
+class Critical:
+    def __new__(
+        cls,
+        device: str | None = None,
+        *,
+        timeout: float | None = None,
+        max_hold: float = 60.0,
+        drain_timeout: float = 0.5,
+        priority: int = 0,
+        label: str | None = None,
+    ) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+    @property
+    def report(self) -> Report: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def joined(self) -> bool: ...
+    @property
+    def device(self) -> str | None: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def max_hold(self) -> float: ...
+    @property
+    def drain_timeout(self) -> float: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def label(self) -> str | None: ...
+
 @final
 class Region:
     @property

@@ -22,7 +22,7 @@ def check_runtime_dir(machine: Machine) -> Iterator[Finding]:
     if not os.path.isabs(given):
         yield Finding(
             "runtime-dir",
-            "warning",
+            "error",
             f"KREX_RUNTIME_DIR is the relative path {given!r}, "
             "another directory in every working directory",
             f"export KREX_RUNTIME_DIR={shlex.quote(directory)}",
@@ -56,7 +56,11 @@ def _private(directory: str, status: os.stat_result) -> Finding | None:
     quoted = shlex.quote(directory)
     if not stat.S_ISDIR(status.st_mode):
         what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        return Finding("runtime-dir", "error", f"{directory} is {what}", f"rm {quoted}")
+        # Only what has a name of krex's own: anything else may be somebody's.
+        own = os.path.basename(directory).startswith("krex")
+        other = f"export KREX_RUNTIME_DIR={shlex.quote(_unowned(directory))}"
+        remedy = f"rm {quoted}" if own else other
+        return Finding("runtime-dir", "error", f"{directory} is {what}", remedy)
     if status.st_uid != os.geteuid():
         return Finding(
             "runtime-dir",
@@ -70,7 +74,9 @@ def _private(directory: str, status: os.stat_result) -> Finding | None:
             "runtime-dir",
             "error",
             f"{directory} has mode {mode:04o} instead of 0700",
-            f"chmod 700 {quoted}",
+            f"chmod 700 {quoted}"
+            if set(os.listdir(directory)) <= {"segment", "krex.log"}
+            else f"export KREX_RUNTIME_DIR={shlex.quote(_unowned(directory))}",
         )
     return None
 

@@ -171,6 +171,8 @@ def _grant_cgroup(machine: Machine, error: OSError) -> str | None:
         return None
     if os.path.isdir("/run/systemd/system"):
         return 'systemd-run --user --scope --property=Delegate=yes "$SHELL"'
+    if os.path.ismount(directory):
+        return None  # Nobody should own the root of all groups.
     members = shlex.quote(os.path.join(directory, "cgroup.procs"))
     return f"sudo chown {os.geteuid()} {shlex.quote(directory)} {members}"
 
@@ -241,12 +243,13 @@ def check_segment(machine: Machine) -> Iterator[Finding]:
 
 
 def _snapshot_findings(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
-    dead = [entry["pid"] for entry in snapshot["supervisors"] if not entry["alive"]]
+    # One that has gone because nobody needed it any more is as it should be.
+    dead = [it["pid"] for it in snapshot["supervisors"] if not it["alive"] and it["tenants"]]
     if dead:
         yield Finding(
             "segment",
             "warning",
-            f"the segment still names dead supervisors ({some(dead)})",
+            f"supervisors died while they had tenants ({some(dead)})",
             "krex recover",
         )
     else:
@@ -308,7 +311,7 @@ def check_frozen_cgroups(machine: Machine) -> Iterator[Finding]:
         directory = _cgroups.own_directory(machine.mounts)
     except _cgroups.NoCgroupError:
         return
-    frozen = _cgroups.frozen_tenants(directory)
+    frozen = _cgroups.frozen_tenants(directory, machine.runtime_dir)
     if not frozen:
         yield Finding("frozen-cgroups", "ok", f"nothing of krex's is frozen below {directory}")
     elif _region_is_running(machine):

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
-from krex._krex import Region, Report, Sibling, enter
+from krex._krex import Critical, Report, Sibling
 from krex.errors import RegionError, RegionRevoked, RegionTimeout
 
 __all__ = [
@@ -42,7 +41,7 @@ _exited_callbacks: list[Callable[[Report], Any]] = []
 _DEFERRED = 0x20 | 0x80 | 0x200
 
 
-class critical:  # noqa: N801 - it is used like a function
+class critical(Critical):  # noqa: N801 - it is used like a function
     """Alone on a device: a context manager and a decorator.
 
     While the block runs, the siblings (all other tenants that share the device) are turned back
@@ -61,6 +60,9 @@ class critical:  # noqa: N801 - it is used like a function
         priority: -128 to 127; a higher one is served first.
         label: a word for `krex status` and the report.
 
+    After the block `report` holds what happened; before its end it raises RegionError. `epoch` is
+    the number of the region, which only grows per device.
+
     Raises:
         RegionTimeout: at entry, when `timeout` has passed. It is a TimeoutError.
         RegionRevoked: at the end of the block, if the region was taken away meanwhile (past
@@ -71,104 +73,12 @@ class critical:  # noqa: N801 - it is used like a function
         SegmentError: if nobody could be excluded, since the shared segment cannot be used.
     """
 
-    __slots__ = (
-        "_regions",
-        "_report",
-        "device",
-        "drain_timeout",
-        "label",
-        "max_hold",
-        "priority",
-        "timeout",
-    )
+    __slots__ = ()
 
-    def __init__(
-        self,
-        device: str | None = None,
-        *,
-        timeout: float | None = None,
-        max_hold: float = 60.0,
-        drain_timeout: float = 0.5,
-        priority: int = 0,
-        label: str | None = None,
-    ) -> None:
-        self.device = device
-        self.timeout = timeout
-        self.max_hold = max_hold
-        self.drain_timeout = drain_timeout
-        self.priority = priority
-        self.label = label
-        self._regions: list[Region] = []
-        self._report: Report | None = None
-
-    def __enter__(self) -> critical:
-        region = enter(
-            self.device,
-            self.timeout,
-            self.max_hold,
-            self.drain_timeout,
-            self.priority,
-            self.label,
-        )
-        self._regions.append(region)
-        if _entered_callbacks:
-            try:
-                for callback in tuple(_entered_callbacks):
-                    callback(self)
-            except BaseException:
-                self._leave()
-                raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        report = self._leave()
-        if report is None:
-            return
-        for callback in tuple(_exited_callbacks):
-            callback(report)
-        if report.verdict == "revoked" and error is None:
-            revoked = RegionRevoked(report.reasons[0])
-            revoked.report = report
-            raise revoked
-
-    def _leave(self) -> Report | None:
-        if not self._regions:
-            raise RegionError("the region was not entered")
-        # None in a forked child: the region is its parent's, and stays so.
-        report = self._regions.pop().leave()
-        if report is not None:
-            self._report = report
-        return report
-
-    @property
-    def report(self) -> Report:
-        """What happened in the region that ended last.
-
-        Raises:
-            RegionError: before the end of the first one.
-        """
-        if self._report is None:
-            raise RegionError("the report exists once the region has ended: read it after the block")
-        return self._report
-
-    @property
-    def epoch(self) -> int:
-        """The number of the region that this is in, or was in last; it only grows per device.
-
-        Raises:
-            RegionError: before the first one is entered.
-        """
-        return self._regions[-1].epoch if self._regions else self.report.epoch
-
-    def __call__(
-        self, function: Callable[_Parameters, _Result]
-    ) -> Callable[_Parameters, _Result]:
+    def __call__(self, function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         """Decorate `function`: each call runs in a region of its own.
+
+        Its report goes to the callbacks of `on_region_exited`.
 
         Raises:
             TypeError: for generators and coroutine functions, whose body runs after the call.

@@ -20,6 +20,14 @@ struct Queued<'a> {
     gate: &'a Gate,
 }
 
+impl Queued<'_> {
+    /// Leaves with the turn: nobody else can take it now, so nobody is woken.
+    fn leave_with_turn(self) {
+        self.entry.leave();
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.entry.leave();
@@ -96,6 +104,7 @@ pub(crate) fn claim(
             return Ok(Claimed::Join(seen));
         }
         let mut pause = SLICE;
+        let mut reserved_for = None;
         // A place in the queue is needed as soon as anybody else is there.
         if queued.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
         {
@@ -107,6 +116,7 @@ pub(crate) fn claim(
         }
         if seen.is_open() || hooks::sabotaged("exclusive") {
             let ahead = queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+            reserved_for = Some(ahead);
             let patience = clock::nanoseconds(queue::TURN).saturating_mul(ahead.into());
             let waited = match ahead {
                 0 => 0,
@@ -129,7 +139,12 @@ pub(crate) fn claim(
                     return Err(purged(client));
                 }
                 match conflict(client, device) {
-                    None => return Ok(Claimed::Granted(tenure)),
+                    None => {
+                        if let Some((place, _)) = queued.take() {
+                            place.leave_with_turn();
+                        }
+                        return Ok(Claimed::Granted(tenure));
+                    }
                     Some(other) => {
                         drop(tenure);
                         open_since = None;
@@ -150,7 +165,12 @@ pub(crate) fn claim(
         if deadline.has_passed() {
             return Err(client.timed_out(device, started));
         }
-        pause_at(gate, seen, deadline, pause, host)?;
+        let ahead = || queued.as_ref().map_or(0, |(_, key)| queue::ahead(entries(), device, *key));
+        let still = || reserved_for.is_none_or(|before| ahead() == before);
+        let wake = gate.wait_while(seen, deadline.left(pause), still);
+        if wake != Wake::Changed && host.interrupted() {
+            return Err(Error::Interrupted);
+        }
         watch.look(client, host);
     }
 }

@@ -474,16 +474,15 @@ impl Client {
         self.forks != forks()
     }
 
-    /// Starts this process's supervisor again if both halves of it were killed.
+    /// Sees to it that this process's supervisor is there and able to work: for those who get no
+    /// answer, and at the end of a region.
     pub fn revive_supervisor(&self, host: &dyn Host) {
-        let is_served = self.segment.is_supervisor_alive(self.supervisor);
-        // It also is not if the segment was removed: everybody opens a new one then.
-        if is_served || self.segment.is_retired() || hooks::sabotaged("revive") {
+        // A segment that was removed needs none: everybody opens a new one.
+        if self.segment.is_retired() || hooks::sabotaged("revive") {
             return;
         }
-        let revived = host
-            .program()
-            .and_then(|program| supervision::ensure(&self.segment, &self.identity, &program));
+        let program = || host.program();
+        let revived = supervision::revive(&self.segment, &self.identity, self.supervisor, program);
         match revived {
             Ok(_) => self.complained.store(false, Ordering::Relaxed),
             // Said once, though it is tried again and again.

@@ -14,7 +14,9 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
 
-    #[error("unknown device {0:?}. Use `cpu`, or `cpu:NAME` for a group of commands of its own")]
+    #[error(
+        "unknown device {0:?}. Use `cpu`, or `cpu:NAME` (1 to 59 of a-z A-Z 0-9 . _ -) for a group of commands of its own"
+    )]
     UnknownDevice(String),
 
     /// A fixed table of the segment is full.

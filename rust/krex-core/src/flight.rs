@@ -21,7 +21,7 @@ const ADMITTED: u64 = 1 << IN_FLIGHT_BITS;
 /// One word holds both counts, so that an admitted submission costs two atomic operations in
 /// all: one to enter, one to leave.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Flight {
     counts: AtomicU64,
 }
@@ -36,12 +36,6 @@ pub struct Counts {
 }
 
 impl Flight {
-    #[cfg(loom)]
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Self {
-        Self { counts: AtomicU64::new(0) }
-    }
-
     /// Starts from nothing: the slot has a new owner.
     pub fn reset(&self) {
         // Relaxed: published by the swap that makes the slot live.

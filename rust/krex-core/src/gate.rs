@@ -11,22 +11,19 @@ use crate::word::{GateWord, Phase};
 
 /// One device's gate. Lives in shared memory; all zero is an open gate that was never held.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Gate {
     word: AtomicU64,
-    /// How many threads sleep on `word`, so that opening a gate at which nobody waits costs no
-    /// system call. A sleeper that is killed leaves its count behind: later openings then make
-    /// a wake-up call that finds nobody, and nothing else.
+    /// How many threads sleep, or are about to, so that opening a gate at which nobody waits
+    /// costs no system call. A sleeper that is killed leaves its count behind: later openings
+    /// then make a wake-up call that finds nobody, and nothing else.
     sleepers: AtomicU64,
+    /// Counts the wake-ups: sleepers sleep on it. Not on `word`, since a place in the queue that
+    /// is given up changes what they wait for, but not the word.
+    bell: AtomicU64,
 }
 
 impl Gate {
-    #[cfg(loom)]
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Self {
-        Self { word: AtomicU64::new(0), sleepers: AtomicU64::new(0) }
-    }
-
     /// The word as it is now.
     ///
     /// SeqCst: the reading half of the handshakes with submissions, registrations and sleepers
@@ -70,20 +67,41 @@ impl Gate {
     /// Wakes whoever sleeps at the gate, so that it looks again.
     pub fn wake(&self) {
         sync::fence_between();
-        // SeqCst: partner of the increment in `wait_change`. Either this load sees the sleeper,
-        // or the sleeper's compare (in the kernel) sees the word that was swapped before.
+        // SeqCst: partner of the increment in `wait_while`. Either this load sees the sleeper, or
+        // the sleeper's look at what it waits for sees what the caller changed before.
         if self.sleepers.load(Ordering::SeqCst) != 0 && !hooks::sabotaged("wake") {
-            sync::wake_all(&self.word);
+            // SeqCst: who has read the bell before does not fall asleep any more, and who reads
+            // the new count sees the caller's change.
+            self.bell.fetch_add(1, Ordering::SeqCst);
+            sync::wake_all(&self.bell);
         }
     }
 
     /// Sleeps until the word is no longer `seen`, but `timeout` at most.
     pub fn wait_change(&self, seen: GateWord, timeout: Duration) -> Wake {
+        self.wait_while(seen, timeout, || true)
+    }
+
+    /// Sleeps until [`Gate::wake`] or [`Gate::open`] is called, but `timeout` at most, and only
+    /// if the word is `seen` and `still` holds. Whatever else `still` depends on is changed before
+    /// such a call.
+    pub fn wait_while(
+        &self,
+        seen: GateWord,
+        timeout: Duration,
+        still: impl FnOnce() -> bool,
+    ) -> Wake {
         let timeout = if hooks::sabotaged("wake") { Duration::from_secs(3600) } else { timeout };
         // SeqCst: partner of the load in `wake`.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         sync::fence_between();
-        let wake = sync::wait(&self.word, seen.0, timeout);
+        // Before the look at what is waited for: a wake-up from here on changes the bell.
+        let rung = self.bell.load(Ordering::SeqCst);
+        let wake = if self.load() == seen && still() {
+            sync::wait(&self.bell, rung, timeout)
+        } else {
+            Wake::Changed
+        };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         wake
     }

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::bitmap::Bitmap;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
@@ -37,38 +38,6 @@ pub struct Header {
     pub retired: AtomicU64,
     /// Version of the creator, for messages.
     pub version: SharedText<4>,
-}
-
-/// One bit per slot that is not free, so that a scan touches only slots in use.
-#[repr(C)]
-pub struct Bitmap<const WORDS: usize> {
-    words: [AtomicU64; WORDS],
-}
-
-impl<const WORDS: usize> Bitmap<WORDS> {
-    pub fn insert(&self, index: usize) {
-        // SeqCst: the writing half of a registration's handshake with a closing gate (`sync.rs`).
-        self.words[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
-    }
-
-    pub fn remove(&self, index: usize) {
-        self.words[index / 64].fetch_and(!(1 << (index % 64)), Ordering::SeqCst);
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.words.iter().enumerate().flat_map(|(position, word)| {
-            // SeqCst: the reading half of the same handshake.
-            let mut bits = word.load(Ordering::SeqCst);
-            std::iter::from_fn(move || {
-                if bits == 0 {
-                    return None;
-                }
-                let bit = bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                Some(position * 64 + bit)
-            })
-        })
-    }
 }
 
 /// How many slots of a table were ever in use, so that the rest of it, which may be megabytes, is
@@ -363,18 +332,3 @@ const _: () = {
     assert!(align_of::<Layout>() <= 4096, "a mapping is aligned to a page");
     assert!(size_of::<Header>() == 4096, "the header never changes");
 };
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bitmap_lists_what_was_inserted() {
-        let bitmap = Bitmap::<2> { words: Default::default() };
-        for index in [0, 63, 64, 127] {
-            bitmap.insert(index);
-        }
-        bitmap.remove(63);
-        assert_eq!(bitmap.iter().collect::<Vec<_>>(), [0, 64, 127]);
-    }
-}

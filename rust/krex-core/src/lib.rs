@@ -4,6 +4,7 @@
 //! lock-free part, which loom checks), then `region` (the eight steps as the holder takes them).
 //! What freezes and thaws is in the crate `krex-supervisor`.
 
+pub mod bitmap;
 pub mod flight;
 pub mod gate;
 pub mod hooks;

@@ -181,7 +181,16 @@ pub fn open_exactly(pid: i32, start_time: u64) -> Option<OwnedFd> {
 
 /// Whether the process that started at `start_time` still runs (a zombie does not).
 pub fn is_alive(pid: i32, start_time: u64) -> bool {
-    Stat::of(pid).is_some_and(|stat| stat.start_time == start_time && !stat.has_ended())
+    match Stat::of(pid) {
+        Some(stat) => stat.start_time == start_time && !stat.has_ended(),
+        // Gone, or no descriptor is left to read with: signal 0 needs none.
+        None => {
+            let pid = Pid::from_raw(pid);
+            pid.is_some_and(|pid| {
+                rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
+            })
+        }
+    }
 }
 
 /// Sends `signal` to exactly that process.

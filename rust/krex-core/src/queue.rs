@@ -35,7 +35,7 @@ pub fn draw_ticket(counter: &AtomicU64) -> u64 {
 
 /// A tenant's entry. All zero: not queued.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Entry {
     key: AtomicU64,
     device: AtomicU64,
@@ -44,12 +44,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    #[cfg(loom)]
-    #[allow(clippy::new_without_default)]
-    pub fn new() -> Self {
-        Self { key: AtomicU64::new(0), device: AtomicU64::new(0), absent: AtomicU64::new(0) }
-    }
-
     pub fn join(&self, device: usize, key: Key) {
         self.device.store(device as u64, Ordering::Relaxed);
         self.show();

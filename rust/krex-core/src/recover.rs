@@ -104,6 +104,13 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
     let identity = Identity::of_self()?;
     let now = clock::now();
     let own = supervision::find(&segment, &identity);
+    if let Some(slot) = own.filter(|slot| segment.is_supervisor_alive(*slot)) {
+        let before = segment.supervisors[slot].keeper.load(Ordering::Acquire);
+        supervision::revive(&segment, &identity, slot, || host.program())?;
+        if segment.supervisors[slot].keeper.load(Ordering::Acquire) != before {
+            done.push("replaced a supervisor that was stopped".to_owned());
+        }
+    }
     if let Some(slot) = own.filter(|slot| !segment.is_supervisor_alive(*slot)) {
         for name in take_over(&segment, slot) {
             done.push(format!("thawed {name}, whose supervisor had died"));
@@ -226,7 +233,7 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     let own = Identity::of_self().ok().and_then(|it| supervision::find(segment, &it));
     for slot in alive() {
         if Some(slot) == own {
-            kill_pair(segment, segment.directory(), slot);
+            supervision::kill_pair(segment, slot);
             done.push("killed a supervisor that did not end".to_owned());
         } else {
             done.push(
@@ -237,23 +244,6 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     if let Some(slot) = own {
         for name in take_over(segment, slot) {
             done.push(format!("thawed {name}"));
-        }
-    }
-}
-
-/// Kills both halves of this namespace's pair; their names are checked, since process ids are
-/// reused.
-fn kill_pair(segment: &Layout, directory: &Path, slot: usize) {
-    let supervisor = &segment.supervisors[slot];
-    // The keeper first: it would start another worker.
-    for word in [&supervisor.keeper, &supervisor.worker] {
-        let pid = word.load(Ordering::Acquire) as i32;
-        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        let is_ours = words.get(1) == Some(&b"__supervise".as_slice())
-            && words.get(2) == Some(&directory.as_os_str().as_encoded_bytes());
-        if let Some(stat) = process::Stat::of(pid).filter(|it| it.is_supervisor && is_ours) {
-            let _ = process::signal_exactly(pid, stat.start_time, rustix::process::Signal::KILL);
         }
     }
 }
@@ -281,7 +271,8 @@ fn remove_groups(directory: &Path, segment: Option<&Layout>) -> Vec<String> {
         let group = Group { directory: entry.path() };
         let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
         group.remove();
-        done.push(format!("removed the cgroup {name}"));
+        let done_what = if group.directory.exists() { "thawed" } else { "removed" };
+        done.push(format!("{done_what} the cgroup {name}"));
     }
     done
 }

@@ -317,7 +317,7 @@ fn await_stage(
 fn revoked_error(client: &Client, device: usize, tenure: u64) -> Error {
     let revocation = client.segment.devices[device].last_revocation();
     let cause = match revocation.filter(|it| it.tenure == tenure).map(|it| it.cause) {
-        Some(Cause::Deadline) => "it was held longer than max_hold",
+        Some(Cause::Deadline) => "it was held longer than max_hold (raise it, or do less inside)",
         Some(Cause::Stalled) => {
             "its holder ran on no CPU, also after the siblings had been thawed, and others waited"
         }

@@ -74,7 +74,7 @@ impl Region {
                 Problem {
                     certain: true,
                     text: format!(
-                        "holder waited for {}: it ran on no CPU until siblings were thawed",
+                        "holder waited for {}, or was stopped: it ran on no CPU until siblings were thawed",
                         if names.len() == 1 {
                             names[0].clone()
                         } else {

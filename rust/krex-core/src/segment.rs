@@ -268,7 +268,7 @@ fn make_directory(directory: &Path) -> Result<()> {
             directory,
             format!("the runtime directory cannot be made ({error})"),
             "Set KREX_RUNTIME_DIR to a directory on a tmpfs that you may write to, the same for \
-             all commands that share the GPU",
+             all commands that share a device",
         )),
     }
 }
@@ -283,10 +283,9 @@ fn check_directory(directory: &Path) -> Result<bool> {
             return Err(Error::segment(directory, format!("cannot be read ({error})"), remedy));
         }
     };
-    let quoted = directory.display();
     let user = rustix::process::geteuid().as_raw();
     if !metadata.is_dir() {
-        let remedy = format!("Remove it: `rm {quoted}`, or set KREX_RUNTIME_DIR");
+        let remedy = "Set KREX_RUNTIME_DIR to a directory of its own";
         return Err(Error::segment(directory, "is not a directory", remedy));
     }
     if metadata.uid() != user {
@@ -301,10 +300,21 @@ fn check_directory(directory: &Path) -> Result<bool> {
         return Err(Error::segment(
             directory,
             format!("is open to other users (mode {mode:04o})"),
-            format!("Run `chmod 0700 {quoted}`"),
+            if holds_nothing_else(directory) {
+                format!("Run `chmod 0700 {}`", directory.display())
+            } else {
+                "Set KREX_RUNTIME_DIR to a directory of its own".to_owned()
+            },
         ));
     }
     Ok(true)
+}
+
+/// Whether a directory is krex's own, so that advice about it harms nobody.
+fn holds_nothing_else(directory: &Path) -> bool {
+    let is_own =
+        |entry: fs::DirEntry| entry.file_name() == "segment" || entry.file_name() == "krex.log";
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.all(|it| it.is_ok_and(is_own)))
 }
 
 fn check_file(path: &Path, file: &File) -> Result<fs::Metadata> {

@@ -175,7 +175,13 @@ impl Sibling {
             add(true, format!("{name} was not frozen: {why}"));
         }
         if ack.disturbed {
-            add(true, format!("{name} ran during the region: somebody thawed or continued it"));
+            add(
+                true,
+                format!(
+                    "{name} ran during the region: it was thawed or continued by somebody, or its \
+                     supervisor was replaced"
+                ),
+            );
         } else if !verified && ack.stage < Stage::Verified && ack.frozen != Frozen::No {
             add(false, format!("{name} could not be looked at again after the region"));
         }

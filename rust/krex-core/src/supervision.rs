@@ -4,16 +4,17 @@ use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::Deadline;
 use crate::error::{Error, Result};
 use crate::layout::{Layout, SUPERVISORS};
-use crate::process::Identity;
+use crate::process::{self, Identity, Stat};
 use crate::segment::{Segment, above_standard_streams};
 use crate::sync;
+use rustix::process::Signal;
 
 /// How long a new pair may take to answer; a loaded machine needs a while to start a process.
 const START_LIMIT: Duration = Duration::from_secs(20);
@@ -75,6 +76,57 @@ pub fn ensure(segment: &Segment, identity: &Identity, program: &Path) -> Result<
             start(segment, slot, program)?;
         }
         sync::wait(session, seen, Duration::from_millis(50));
+    }
+}
+
+/// Makes sure that the pair in `slot`, which serves the caller's namespace, is there and able to
+/// work: one of which both halves were killed is started again, and one of which both were stopped
+/// (which neither can see to) is replaced. For those who wait for its answer.
+///
+/// # Errors
+/// As [`ensure`].
+pub fn revive(
+    segment: &Segment,
+    identity: &Identity,
+    slot: usize,
+    program: impl FnOnce() -> Result<PathBuf>,
+) -> Result<()> {
+    if segment.is_supervisor_alive(slot) {
+        let halves = halves(segment, slot);
+        if halves.len() < 2 || !halves.iter().all(|it| it.is_stopped()) {
+            return Ok(());
+        }
+        log::warn!("both halves of the supervisor were stopped: replacing them");
+        kill_pair(segment, slot);
+    }
+    ensure(segment, identity, &program()?).map(drop)
+}
+
+/// The processes of a pair of this namespace: keeper first. Process ids are reused, and the
+/// segment may be damaged, so they are asked who they are.
+fn halves(segment: &Segment, slot: usize) -> Vec<Stat> {
+    let supervisor = &segment.supervisors[slot];
+    let is_half = |pid: i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        words.get(1) == Some(&b"__supervise".as_slice())
+            && words.get(2) == Some(&segment.directory().as_os_str().as_bytes())
+    };
+    [&supervisor.keeper, &supervisor.worker]
+        .into_iter()
+        .map(|word| word.load(Ordering::Acquire) as i32)
+        .filter_map(|pid| Stat::of(pid).filter(|it| it.is_supervisor && is_half(pid)))
+        .collect()
+}
+
+/// Kills both halves of this namespace's pair; the keeper first, which would start another worker.
+pub fn kill_pair(segment: &Segment, slot: usize) {
+    for half in halves(segment, slot) {
+        let _ = process::signal_exactly(half.pid, half.start_time, Signal::KILL);
+    }
+    let deadline = Deadline::after(Duration::from_secs(1));
+    while segment.is_supervisor_alive(slot) && !deadline.has_passed() {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

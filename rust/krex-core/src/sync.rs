@@ -87,27 +87,43 @@ fn low_half(word: &AtomicU64) -> &AtomicU32 {
 
 #[cfg(loom)]
 mod modelled {
-    //! A futex for loom: compare and sleep under one lock, as the kernel does. Sleeping for ever
-    //! is what loom reports as a deadlock, so a lost wake-up fails the model.
+    //! A futex for loom: compare and sleep under one lock, as the kernel does, and wake nobody who
+    //! sleeps on another word. Time-outs do not happen: sleeping for ever is what loom reports as
+    //! a deadlock, so that a lost wake-up fails the model.
     use super::{AtomicU64, Duration, Ordering, Wake};
     use loom::sync::{Condvar, Mutex};
 
+    /// Who sleeps, and on which word.
+    #[derive(Default)]
+    struct Sleepers {
+        next: usize,
+        asleep: Vec<(usize, *const AtomicU64)>,
+    }
+
+    // SAFETY: the pointers are only compared.
+    unsafe impl Send for Sleepers {}
+
     loom::lazy_static! {
-        static ref BUCKET: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+        static ref BUCKET: (Mutex<Sleepers>, Condvar) = Default::default();
     }
 
     pub fn wait(word: &AtomicU64, expected: u64, _timeout: Duration) -> Wake {
-        let guard = BUCKET.0.lock().unwrap();
-        if word.load(Ordering::SeqCst) == expected {
-            drop(BUCKET.1.wait(guard).unwrap());
+        let mut sleepers = BUCKET.0.lock().unwrap();
+        if word.load(Ordering::SeqCst) as u32 == expected as u32 {
+            let own = sleepers.next;
+            sleepers.next += 1;
+            sleepers.asleep.push((own, word));
+            while sleepers.asleep.iter().any(|(number, _)| *number == own) {
+                sleepers = BUCKET.1.wait(sleepers).unwrap();
+            }
         }
         Wake::Changed
     }
 
-    pub fn wake_all(_word: &AtomicU64) {
-        let guard = BUCKET.0.lock().unwrap();
+    pub fn wake_all(word: &AtomicU64) {
+        let mut sleepers = BUCKET.0.lock().unwrap();
+        sleepers.asleep.retain(|(_, other)| !std::ptr::eq(*other, word));
         BUCKET.1.notify_all();
-        drop(guard);
     }
 }
 #[cfg(loom)]

@@ -16,9 +16,9 @@ mod _krex {
     #[pymodule_export]
     use crate::gate::{InFlightCounter, SharedMemoryGate};
     #[pymodule_export]
-    use crate::region::{Region, Report, Sibling, enter};
+    use crate::region::{Critical, Region, Report, Sibling};
     #[pymodule_export]
-    use crate::snapshot::{recover, snapshot};
+    use crate::snapshot::{group_prefix, recover, snapshot};
     #[pymodule_export]
     use crate::submission::{Submission, set_activity};
 

@@ -4,9 +4,10 @@ use std::sync::Mutex;
 
 use krex_core::clock::seconds;
 use krex_core::{region, report};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyAny, PyDict, PyList, PyModule, PyTuple};
 
 use crate::convert;
 use crate::host::{Interpreter, without_interpreter};
@@ -19,36 +20,6 @@ pub struct Region {
     epoch: u64,
     #[pyo3(get)]
     joined: bool,
-}
-
-/// Enters a region; see `krex.region.critical`.
-#[pyfunction]
-#[pyo3(signature = (device, timeout, max_hold, drain_timeout, priority, label))]
-pub fn enter(
-    py: Python<'_>,
-    device: Option<String>,
-    timeout: Option<f64>,
-    max_hold: f64,
-    drain_timeout: f64,
-    priority: i64,
-    label: Option<String>,
-) -> PyResult<Region> {
-    let options = region::Options {
-        device,
-        timeout: convert::optional_duration("timeout", timeout)?,
-        max_hold: convert::duration("max_hold", max_hold)?,
-        drain_timeout: convert::duration("drain_timeout", drain_timeout)?,
-        priority: i8::try_from(priority).map_err(|_| {
-            PyValueError::new_err(format!("priority is {priority}; use -128 to 127"))
-        })?,
-        label: label.unwrap_or_default(),
-    };
-    let entered = without_interpreter(py, |host| region::enter(host, &options))?;
-    Ok(Region {
-        epoch: entered.epoch(),
-        joined: entered.is_joined(),
-        inner: Mutex::new(Some(entered)),
-    })
 }
 
 #[pymethods]
@@ -64,9 +35,12 @@ impl Region {
 
 impl Region {
     fn take(&self) -> Option<region::Region> {
-        let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        inner.take().filter(|region| !region.is_inherited())
+        lock(&self.inner).take().filter(|region| !region.is_inherited())
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Drop for Region {
@@ -76,6 +50,172 @@ impl Drop for Region {
             region.leave(&Interpreter::default());
         }
     }
+}
+
+/// The native half of `krex.region.critical`. A signal handler of Python's can raise before the
+/// first line of any Python function, also of an `__exit__`, which then would leave nothing; it
+/// cannot in these.
+#[pyclass(subclass, frozen, module = "krex._krex")]
+pub struct Critical {
+    options: region::Options,
+    timeout: Option<f64>,
+    max_hold: f64,
+    drain_timeout: f64,
+    regions: Mutex<Vec<Py<Region>>>,
+    report: Mutex<Option<Py<Report>>>,
+}
+
+#[pymethods]
+impl Critical {
+    #[new]
+    #[pyo3(signature = (device=None, *, timeout=None, max_hold=60.0, drain_timeout=0.5, priority=0, label=None))]
+    fn new(
+        device: Option<Bound<'_, PyAny>>,
+        timeout: Option<f64>,
+        max_hold: f64,
+        drain_timeout: f64,
+        priority: i64,
+        label: Option<String>,
+    ) -> PyResult<Self> {
+        let device = device.map(|it| device_name(&it)).transpose()?;
+        let options = region::Options {
+            device,
+            timeout: convert::optional_duration("timeout", timeout)?,
+            max_hold: convert::duration("max_hold", max_hold)?,
+            drain_timeout: convert::duration("drain_timeout", drain_timeout)?,
+            priority: i8::try_from(priority).map_err(|_| {
+                PyValueError::new_err(format!("priority is {priority}; use -128 to 127"))
+            })?,
+            label: label.unwrap_or_default(),
+        };
+        let (regions, report) = (Mutex::new(Vec::new()), Mutex::new(None));
+        Ok(Self { options, timeout, max_hold, drain_timeout, regions, report })
+    }
+
+    fn __enter__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
+        let critical = slf.get();
+        let entered = without_interpreter(py, |host| region::enter(host, &critical.options))?;
+        let (epoch, joined) = (entered.epoch(), entered.is_joined());
+        let region = Region { epoch, joined, inner: Mutex::new(Some(entered)) };
+        lock(&critical.regions).push(Py::new(py, region)?);
+        if let Err(error) = call_all(py, "_entered_callbacks", slf.as_any()) {
+            critical.leave(py)?;
+            return Err(error);
+        }
+        Ok(slf)
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let Some(report) = self.leave(py)? else { return Ok(()) };
+        call_all(py, "_exited_callbacks", report.bind(py).as_any())?;
+        if report.get().verdict == "revoked" && error.is_none() {
+            let reason: String = report.get().reasons.bind(py).get_item(0)?.extract()?;
+            let revoked = convert::new(py, "RegionRevoked", reason);
+            revoked.value(py).setattr("report", report)?;
+            return Err(revoked);
+        }
+        Ok(())
+    }
+
+    #[getter]
+    fn report(&self, py: Python<'_>) -> PyResult<Py<Report>> {
+        let report = lock(&self.report).as_ref().map(|report| report.clone_ref(py));
+        report.ok_or_else(|| {
+            let message = "the report exists once the region has ended: read it after the block";
+            convert::new(py, "RegionError", message.to_owned())
+        })
+    }
+
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        let inside = lock(&self.regions).last().map(|region| region.get().epoch);
+        match inside {
+            Some(epoch) => Ok(epoch),
+            None => Ok(self.report(py)?.get().epoch),
+        }
+    }
+
+    /// Whether the region that this is in runs within one that was held before.
+    #[getter]
+    fn joined(&self, py: Python<'_>) -> PyResult<bool> {
+        let inside = lock(&self.regions).last().map(|region| region.get().joined);
+        match inside {
+            Some(joined) => Ok(joined),
+            None => Ok(self.report(py)?.get().joined),
+        }
+    }
+
+    #[getter]
+    fn device(&self) -> Option<&str> {
+        self.options.device.as_deref()
+    }
+
+    #[getter]
+    fn timeout(&self) -> Option<f64> {
+        self.timeout
+    }
+
+    #[getter]
+    fn max_hold(&self) -> f64 {
+        self.max_hold
+    }
+
+    #[getter]
+    fn drain_timeout(&self) -> f64 {
+        self.drain_timeout
+    }
+
+    #[getter]
+    fn priority(&self) -> i8 {
+        self.options.priority
+    }
+
+    #[getter]
+    fn label(&self) -> Option<&str> {
+        Some(self.options.label.as_str()).filter(|label| !label.is_empty())
+    }
+}
+
+/// The name of a device; `@critical` without parentheses passes a function here.
+fn device_name(device: &Bound<'_, PyAny>) -> PyResult<String> {
+    device.extract().map_err(|_| {
+        let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
+        PyTypeError::new_err(format!("device is {device:?}; use a string, or None{hint}"))
+    })
+}
+
+impl Critical {
+    fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<Report>>> {
+        let Some(region) = lock(&self.regions).pop() else {
+            let message = "the region was not entered".to_owned();
+            return Err(convert::new(py, "RegionError", message));
+        };
+        let Some(report) = region.get().leave(py) else { return Ok(None) };
+        let report = Py::new(py, report)?;
+        *lock(&self.report) = Some(report.clone_ref(py));
+        Ok(Some(report))
+    }
+}
+
+/// Calls what is registered in a list of `krex.region`.
+fn call_all(py: Python<'_>, list: &str, argument: &Bound<'_, PyAny>) -> PyResult<()> {
+    static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
+    let module = MODULE.get_or_try_init(py, || py.import("krex.region").map(Bound::unbind))?;
+    let callbacks = module.bind(py).getattr(list)?.cast_into::<PyList>()?;
+    if callbacks.is_empty() {
+        return Ok(());
+    }
+    // A copy: a callback may take itself off the list.
+    for callback in callbacks.iter().collect::<Vec<_>>() {
+        callback.call1((argument,))?;
+    }
+    Ok(())
 }
 
 /// A tenant that shared the device with the region's holder.

@@ -137,6 +137,12 @@ fn supervisors<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'p
     Ok(list)
 }
 
+/// How the names of the cgroups of a runtime directory begin.
+#[pyfunction]
+pub fn group_prefix(runtime_dir: PathBuf) -> String {
+    tenant::group_prefix(&runtime_dir)
+}
+
 /// Repairs by hand what supervisors could not, or takes krex out of use. Returns what was done.
 #[pyfunction]
 #[pyo3(signature = (purge=false))]

@@ -48,7 +48,7 @@ pub struct Charge<'a> {
     slot: usize,
     pub owner: OwnerWord,
     pub start_time: u64,
-    /// Fires when the root process ends; `None`: it had ended before.
+    /// Fires when the root process ends; `None`: it had ended before, or no descriptor was left.
     pub pidfd: Option<OwnedFd>,
     pub root_ended: bool,
     means: Means<'a>,
@@ -87,7 +87,8 @@ impl<'a> Charge<'a> {
             slot,
             owner,
             start_time,
-            root_ended: pidfd.is_none(),
+            // Without a pidfd (no descriptor is left, say) it is asked for by its start time.
+            root_ended: pidfd.is_none() && !process::is_alive(owner.pid(), start_time),
             pidfd,
             means,
             around: None,

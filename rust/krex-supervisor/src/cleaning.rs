@@ -13,7 +13,7 @@ use krex_core::recover::revoke;
 use krex_core::tenant;
 use krex_core::word::{Cause, OwnerWord, SlotState};
 
-use crate::charge::Charge;
+use crate::charge::{Charge, Progress};
 use crate::worker::{HOUSEKEEPING, Worker};
 
 /// Tenants of another PID namespace, of which nothing can be seen, are given up when its supervisor
@@ -83,8 +83,11 @@ impl Worker<'_> {
         self.free_submitters(true);
         for (slot, charge) in &mut self.charges {
             // Without a group, who belongs to it must be learned while the tree shows it.
-            charge.is_populated(&mut processes);
-            charge.follow(&mut processes);
+            // What is frozen has no new children.
+            if charge.progress == Progress::Running {
+                charge.is_populated(&mut processes);
+                charge.follow(&mut processes);
+            }
             self.exits.tenants[*slot].store(true, Ordering::Release); // ask its pidfd
         }
         crate::keeper::leave_tenants_group();

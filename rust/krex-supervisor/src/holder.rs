@@ -109,6 +109,18 @@ impl Worker<'_> {
             return;
         }
         self.wake_at(deadline);
+        let is_passing = matches!(word.phase(), Phase::Closing | Phase::Leaving);
+        if is_passing && self.charges.contains_key(&word.holder()) {
+            // These take moments; one who is stopped in them would keep everybody frozen.
+            let since = self.seen[index].1 + SAMPLE_INTERVAL;
+            self.wake_at(since.max(now + SAMPLE_INTERVAL / 5));
+            let pid = holder.map_or(0, |it| it.owner().pid());
+            let is_stopped = || process::Stat::of(pid).is_some_and(|it| it.is_stopped());
+            if now >= since && !hooks::sabotaged("stall_breaker") && is_stopped() {
+                revoke(self.segment, index, word, Cause::Stalled);
+                return;
+            }
+        }
         if word.phase() == Phase::Held && self.charges.contains_key(&word.holder()) {
             self.watch_holder(index, word, now, processes);
         }

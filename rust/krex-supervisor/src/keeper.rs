@@ -78,6 +78,33 @@ fn detach() {
     }
     reset_signals();
     leave_tenants_group();
+    lift_confinements();
+}
+
+/// The pair serves everybody, so it keeps nothing of what the command that happened to need it
+/// first was confined to.
+fn lift_confinements() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    for resource in [Resource::Cpu, Resource::Fsize, Resource::Nofile] {
+        let mut limit = getrlimit(resource);
+        limit.current = limit.maximum;
+        let _ = setrlimit(resource, limit);
+    }
+    // Three descriptors a tenant; who may, takes enough for all.
+    let enough = rustix::process::Rlimit { current: Some(8192), maximum: Some(8192) };
+    if getrlimit(Resource::Nofile).maximum.is_some_and(|it| it < 8192) {
+        let _ = setrlimit(Resource::Nofile, enough);
+    }
+    let all =
+        (0..rustix::thread::CpuSet::MAX_CPU).fold(rustix::thread::CpuSet::new(), |mut all, cpu| {
+            all.set(cpu);
+            all
+        });
+    let _ = rustix::thread::sched_setaffinity(None, &all);
+    if rustix::process::getpriority_process(None).is_ok_and(|nice| nice > 0) {
+        let _ = rustix::process::setpriority_process(None, 0);
+    }
+    shorten_slice(); // It also goes back to the ordinary scheduling policy.
 }
 
 /// Out of a tenant's cgroup, which would be frozen with it.
@@ -204,7 +231,9 @@ fn wait_for(worker: i32) -> Option<i32> {
 /// The worker's life, in the forked child. Never returns.
 fn work(segment: &'static Segment, slot: usize, keeper: process::Stat) -> ! {
     name_process(c"krex-worker");
-    raise_limits();
+    shorten_slice();
+    sharpen_timers();
+    krex_core::freezer::emergency::thaw_on_bus_error();
     let supervisor = &segment.supervisors[slot];
     let own = rustix::process::getpid().as_raw_nonzero().get();
     supervisor.worker.store(own as u64, Ordering::Release);
@@ -231,26 +260,10 @@ fn name_process(name: &std::ffi::CStr) {
     let _ = rustix::thread::set_name(name);
 }
 
-/// Many tenants need many descriptors; and the one that thaws should not wait for a CPU behind
-/// those that it has just thawed.
-fn raise_limits() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut files = getrlimit(Resource::Nofile);
-    files.current = files.maximum;
-    let _ = setrlimit(Resource::Nofile, files);
-    // Nor should it inherit what the first command that needed it was confined to.
-    let mut time = getrlimit(Resource::Cpu);
-    time.current = time.maximum;
-    let _ = setrlimit(Resource::Cpu, time);
-    let all = rustix::thread::CpuSet::new();
-    let all = (0..rustix::thread::CpuSet::MAX_CPU).fold(all, |mut all, cpu| {
-        all.set(cpu);
-        all
-    });
-    let _ = rustix::thread::sched_setaffinity(None, &all);
+/// Freezing is looked at again after some ten microseconds.
+fn sharpen_timers() {
     // SAFETY: prctl(PR_SET_TIMERSLACK, nanoseconds) takes two integers.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000_u64) };
-    shorten_slice();
 }
 
 /// A short scheduler slice (0.1 ms), so that the worker runs soon also beside busy processes. A

@@ -170,8 +170,8 @@ fn wait_for_admission(
                 break;
             }
             gate.wait_change(word, SLICE);
-            if next_look.is_due() && !segment.is_supervisor_alive(supervisor) {
-                let _ = supervision::ensure(segment, identity, &host.program);
+            if next_look.is_due() {
+                let _ = supervision::revive(segment, identity, supervisor, || host.program());
             }
         }
     }

@@ -35,7 +35,7 @@ pub struct Exit {
 
 impl Exit {
     pub fn usage(message: impl std::fmt::Display) -> Self {
-        Self { status: USAGE, message: format!("{message} (see `krex --help`)") }
+        Self { status: USAGE, message: format!("{message} (see `krex run --help`)") }
     }
 
     pub fn failed(message: impl std::fmt::Display) -> Self {

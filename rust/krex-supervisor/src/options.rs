@@ -79,7 +79,7 @@ fn seconds(parser: &mut lexopt::Parser) -> Result<Duration, Exit> {
     {
         return Ok(limit);
     }
-    Err(Exit::usage(format!("--timeout {value}: not a positive number of seconds")))
+    Err(Exit::usage(format!("--timeout {value}: not a positive number of seconds below 1.8e19")))
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use krex_core::layout::DEVICES;
 use krex_core::recover;
 use krex_core::sync;
 use krex_core::tenant;
-use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Stage};
+use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Reference, Stage};
 
 use crate::charge::{Extent, Failure, Progress};
 use crate::worker::{WHILE_FROZEN, Worker};
@@ -142,24 +142,26 @@ impl Worker<'_> {
         // It may be of a later tenure by now; then this one is over.
         let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
         let is_late = clock::now() >= deadline;
-        let mut in_flight = false;
+        let (mut in_flight, mut timed_out) = (false, false);
+        let own = Reference { slot, generation: tenant.owner().generation() };
         for submitter in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[submitter];
             let counts = submitter.flight().counts();
             let concerned = counts.in_flight > 0
                 && submitter.device.load(Ordering::Relaxed) == index as u64
-                && submitter.tenant().is_some_and(|it| it.slot == slot);
+                && submitter.tenant() == Some(own);
             if !concerned {
                 continue;
             }
-            let stuck = submitter.stuck_at.load(Ordering::Relaxed) == counts.completed + 1;
             if is_late {
                 submitter.stuck_at.store(counts.completed + 1, Ordering::Relaxed);
             }
-            if is_late || stuck {
-                return Some(Drained::TimedOut);
+            // One that was given up before is looked at once; others are waited for.
+            if submitter.stuck_at.load(Ordering::Relaxed) == counts.completed + 1 {
+                timed_out = true;
+            } else {
+                in_flight = true;
             }
-            in_flight = true;
         }
         let charge = self.charges.get_mut(&slot)?;
         if in_flight {
@@ -171,10 +173,10 @@ impl Worker<'_> {
             hooks::fault("draining");
             return None;
         }
-        Some(if charge.was_in_flight[index] == word.tenure() {
-            Drained::Counted
-        } else {
-            Drained::Idle
+        Some(match charge.was_in_flight[index] == word.tenure() {
+            _ if timed_out => Drained::TimedOut,
+            true => Drained::Counted,
+            false => Drained::Idle,
         })
     }
 

@@ -2,9 +2,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use super::{Freezer, ProcessTable};
+use super::{Freezer, ProcessTable, emergency};
 use crate::cgroup::Group;
 
 /// Freezes a group of krex's own. A frozen process still dies of SIGKILL, and its parent's
@@ -36,6 +37,7 @@ impl Cgroup2 {
 
 impl Freezer for Cgroup2 {
     fn start(&mut self, _processes: &mut ProcessTable) -> io::Result<()> {
+        emergency::note_group(self.control.as_raw_fd());
         self.write(b"1")
     }
 
@@ -58,6 +60,14 @@ impl Freezer for Cgroup2 {
 
     fn thaw(&mut self) -> io::Result<()> {
         // Also after a freeze that did not complete in time: it would complete later.
-        self.write(b"0")
+        self.write(b"0")?;
+        emergency::erase_group(self.control.as_raw_fd());
+        Ok(())
+    }
+}
+
+impl Drop for Cgroup2 {
+    fn drop(&mut self) {
+        emergency::erase_group(self.control.as_raw_fd());
     }
 }

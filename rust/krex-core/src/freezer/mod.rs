@@ -1,6 +1,7 @@
 //! Freezing a tenant as one unit. Only supervisors do it.
 
 mod cgroup2;
+pub mod emergency;
 mod sigstop;
 
 use std::io;

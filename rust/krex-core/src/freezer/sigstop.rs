@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::Signal;
 
-use super::{Freezer, ProcessTable};
+use super::{Freezer, ProcessTable, emergency};
 use crate::cgroup::Group;
 use crate::layout::{Layout, STOPPED};
 use crate::process::{self, Processes, Stat};
@@ -200,9 +200,11 @@ impl<'a> Sigstop<'a> {
                 return Err(io::Error::from_raw_os_error(libc::EINVAL));
             }
             let place = self.journal.note(member)?;
+            emergency::note_process(member.pid);
             match process::signal_exactly(member.pid, member.start_time, Signal::STOP) {
                 Ok(()) => self.stopped.push((member.pid, member.start_time, place)),
                 Err(error) => {
+                    emergency::erase_process(member.pid);
                     self.journal.erase(place);
                     if error.raw_os_error() != Some(libc::ESRCH) {
                         return Err(error);
@@ -266,7 +268,10 @@ impl Freezer for Sigstop<'_> {
                     self.stopped.push((pid, start_time, place));
                     return Err(error);
                 }
-                _ => self.journal.erase(place),
+                _ => {
+                    emergency::erase_process(pid);
+                    self.journal.erase(place);
+                }
             }
         }
         Ok(())
