@@ -137,7 +137,7 @@ class _Flock:
 
 
 def _beside(stage: Stage, siblings: int, repeats: int) -> list[Row]:
-    found = []
+    found: list[dict[str, Any]] = []
     while len(found) < repeats:  # in parts, between which Ctrl-C is seen
         found += stage.time_regions(min(10, repeats - len(found)))
     verdicts = Counter(it["verdict"] for it in found)
