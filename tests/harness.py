@@ -188,7 +188,7 @@ class Machine:
         """This runtime directory's cgroups, beside this process's."""
         own = cgroup_of(os.getpid()) or "/"
         directory = cgroup_mount() / own.lstrip("/")
-        pattern = f"krex-{fnv(os.fsencode(self.runtime_dir)) & 0xFFFFFFFF:08x}-*"
+        pattern = f"krex-{fnv(os.fsencode(self.runtime_dir)) & 0xFFFFFFFF:08x}*"
         return [path for path in directory.glob(pattern) if path.is_dir()]
 
     def start(
@@ -224,7 +224,7 @@ class Machine:
         digest = 0xCBF29CE484222325  # FNV-1a, as `tenant::group_prefix` has it
         for byte in os.fsencode(self.runtime_dir):
             digest = (digest ^ byte) * 0x100000001B3 % 2**64
-        prefix = f"krex-{digest % 2**32:08x}-"
+        prefix = f"krex-{digest % 2**32:08x}"
         return [path for path in self.groups() if path.name.startswith(prefix)]
 
     def supervisor_processes(self) -> list[int]:

@@ -557,13 +557,18 @@ class Schedule:
 
     @rule(number=many)
     def pass_time(self, number: int) -> None:
-        ends = self.ends()
-        if not ends:
-            self.move_on(number, False)
-            return
+        """Until the next time-out or end of a `max_hold`; before, somebody asks for a short one."""
+        candidates = [it for it in self.idle() if not it.regions]
+        if not self.ends() and candidates:
+            with self.step():
+                process = self.choose(candidates, number)
+                operation = Operation(CLAIM, time.monotonic(), "cpu", max_hold=0.1)
+                self.send(process, operation, CLAIM, device="cpu", max_hold=0.1)
         with self.step():
-            self.tell("time passes")
-            time.sleep(max(0.0, min(ends) - time.monotonic()) + 0.01)
+            ends = self.ends()
+            if ends:
+                self.tell("time passes")
+                time.sleep(max(0.0, min(ends) - time.monotonic()) + 0.01)
 
     def move_on(self, number: int, is_hasty: bool) -> None:
         """What is done where there is nobody to do what was drawn: something that is due."""

@@ -71,6 +71,8 @@ pub struct Device {
     pub name: SharedText<8>,
     /// The tenure whose siblings were thawed because its holder ran on no CPU.
     pub stalled_tenure: AtomicU64,
+    /// The tenure during which a sibling was thawed, expectedly or not.
+    pub disturbed_tenure: AtomicU64,
     /// The tenure during which a process came that had run beside it, unknown to krex.
     pub newcomer_tenure: AtomicU64,
     /// Packed [`Revocation`]: the last one.

@@ -76,17 +76,22 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
 
 /// Marks a tenant's acknowledgement for a region that runs now: it is about to be thawed. Nothing
 /// is marked for the tenure `expected`, of which it is known.
-pub fn note_thaw(segment: &Layout, tenant: usize, device: usize, expected: Option<u64>) {
-    let acks = &segment.tenants[tenant].acks;
-    let mut ack = segment.tenants[tenant].ack(device);
+pub fn note_thaw(segment: &Layout, slot: usize, device: usize, expected: Option<u64>) {
+    let acks = &segment.tenants[slot].acks;
+    let mut ack = segment.tenants[slot].ack(device);
     let word = segment.devices[device].gate().load();
     let counts = !word.is_open()
         && ack.tenure == word.tenure()
         && expected != Some(word.tenure())
+        // One that turned out to be of the holder's family is thawed for good reason.
+        && word.holder() != slot
+        && !tenant::descends_from(segment, slot, word.holder())
         && ack.stage >= Stage::Settled
         && ack.frozen != Frozen::No;
     if counts {
         ack.disturbed = true;
+        let section = &segment.devices[device];
+        section.disturbed_tenure.fetch_max(word.tenure(), Ordering::AcqRel);
         acks[device].store(ack.pack(), Ordering::Release);
     }
 }
@@ -132,7 +137,8 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
             }
             let name = tenant.name.get();
             let end = || revoke_held_by(&segment, index, Cause::Died, &mut done);
-            if tenant::release(&segment, index, owner, end) {
+            let cleaner = tenant::Cleaner { pid: identity.pid, supervisor: slot };
+            if tenant::release(&segment, index, owner, cleaner, end) {
                 done.push(format!("freed the slot of {name} ({})", owner.pid()));
             }
         }
@@ -248,31 +254,49 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     }
 }
 
+/// Removes the empty groups that earlier segments of this runtime directory left behind, whose
+/// supervisor did not live to do it.
+pub fn remove_empty_groups(segment: &Segment) {
+    for group in unused_groups(segment.directory(), Some(segment)) {
+        if !group.is_populated() {
+            group.remove();
+        }
+    }
+}
+
 /// Thaws and removes groups of this runtime directory that no tenant uses.
 fn remove_groups(directory: &Path, segment: Option<&Layout>) -> Vec<String> {
     let mut done = Vec::new();
+    for group in unused_groups(directory, segment) {
+        let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
+        group.remove();
+        let what = if group.directory.exists() { "thawed" } else { "removed" };
+        let name = group.directory.file_name().unwrap_or_default().to_string_lossy();
+        done.push(format!("{what} the cgroup {name}"));
+    }
+    done
+}
+
+/// The groups of this runtime directory, where this process would make them, that no tenant uses.
+fn unused_groups(directory: &Path, segment: Option<&Layout>) -> Vec<Group> {
     let prefix = tenant::group_prefix(directory);
     let parent = cgroup::parent_for_tenants()
         .and_then(|parent| Mount::find()?.directory(&parent))
         .and_then(|path| fs::read_dir(path).ok());
-    let Some(entries) = parent else { return done };
-    for entry in entries.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let used = segment.is_some_and(|segment| {
-            (0..TENANTS).any(|slot| {
-                let tenant = &segment.tenants[slot];
+    let is_used = |name: &str| {
+        segment.is_some_and(|segment| {
+            segment.tenants.iter().any(|tenant| {
                 tenant.owner().state() != SlotState::Free
                     && tenant.cgroup.get().ends_with(&format!("/{name}"))
             })
-        });
-        if !name.starts_with(&prefix) || used {
-            continue;
-        }
-        let group = Group { directory: entry.path() };
-        let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
-        group.remove();
-        let done_what = if group.directory.exists() { "thawed" } else { "removed" };
-        done.push(format!("{done_what} the cgroup {name}"));
-    }
-    done
+        })
+    };
+    let name = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    parent
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter(|entry| name(entry).starts_with(&prefix) && !is_used(&name(entry)))
+        .map(|entry| Group { directory: entry.path() })
+        .collect()
 }

@@ -238,7 +238,7 @@ fn close(
         return Err(revoked_error(client, index, number));
     }
     for sibling in &mut siblings {
-        sibling.begin(segment, index);
+        sibling.begin(segment, index, number);
     }
     if hooks::sabotaged("hold") {
         let _ = client.gate(index).open(tenure.word);
@@ -339,7 +339,7 @@ impl Region {
         let now = clock::now();
         let mut siblings = siblings::list(&client.segment, device, word.holder());
         for sibling in &mut siblings {
-            sibling.begin(&client.segment, device);
+            sibling.begin(&client.segment, device, word.tenure());
         }
         Self {
             client,
@@ -455,7 +455,13 @@ impl Region {
 
     /// The error that says why the region was revoked.
     pub fn revocation(&self) -> Error {
-        revoked_error(self.client, self.device, self.word.tenure())
+        match revoked_error(self.client, self.device, self.word.tenure()) {
+            Error::Revoked { device, epoch, .. } if self.joined => {
+                let cause = "the region that it joined has ended".to_owned();
+                Error::Revoked { device, epoch, cause }
+            }
+            error => error,
+        }
     }
 }
 

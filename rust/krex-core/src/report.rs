@@ -84,6 +84,11 @@ impl Region {
                 },
             );
         }
+        let disturbed = segment.devices[self.device].disturbed_tenure.load(Ordering::Acquire);
+        if disturbed == tenure && problems.is_empty() {
+            let text = "a sibling that has ended since was thawed during the region".to_owned();
+            problems.push(Problem { certain: true, text });
+        }
         if !self.client.segment.is_current() {
             problems.push(Problem {
                 certain: false,

@@ -13,6 +13,8 @@ pub struct Sibling {
     pub name: String,
     pub supervisor: usize,
     pub attached: bool,
+    /// What its supervisor had done when the region began: the slot may be used again by its end.
+    settled: Option<Ack>,
     /// Completed submissions per submitter slot, when the region began.
     completed: HashMap<usize, u64>,
 }
@@ -62,6 +64,7 @@ pub fn list(segment: &Layout, device: usize, holder: usize) -> Vec<Sibling> {
                 name: tenant.name.get(),
                 supervisor: owner.supervisor(),
                 attached: tenant.attached.load(std::sync::atomic::Ordering::Relaxed) != 0,
+                settled: None,
                 completed: HashMap::new(),
             })
         })
@@ -83,12 +86,16 @@ impl Sibling {
     }
 
     /// What its supervisor did for `tenure`. What it said of one that has ended since still
-    /// counts, until the slot is used again.
+    /// counts.
     fn ack(&self, segment: &Layout, device: usize, tenure: u64) -> Ack {
         let tenant = &segment.tenants[self.reference.slot];
         let ack = tenant.ack(device);
         let is_same = tenant.owner().generation() == self.reference.generation;
-        if is_same && ack.tenure == tenure { ack } else { Ack::none(tenure) }
+        let settled = self.settled.filter(|it| it.tenure == tenure);
+        match is_same && ack.tenure == tenure {
+            true => ack,
+            false => settled.unwrap_or(Ack::none(tenure)),
+        }
     }
 
     /// Whether its supervisor has come as far as `stage` for `tenure`, or it has ended.
@@ -115,7 +122,8 @@ impl Sibling {
     }
 
     /// Notes what it has completed so far: the region begins.
-    pub fn begin(&mut self, segment: &Layout, device: usize) {
+    pub fn begin(&mut self, segment: &Layout, device: usize, tenure: u64) {
+        self.settled = Some(self.ack(segment, device, tenure));
         let slots: Vec<usize> = self.submitters(segment, device).collect();
         for slot in slots {
             self.completed.insert(slot, segment.submitters[slot].flight().counts().completed);

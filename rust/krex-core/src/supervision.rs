@@ -93,11 +93,15 @@ pub fn revive(
 ) -> Result<()> {
     if segment.is_supervisor_alive(slot) {
         let halves = halves(segment, slot);
-        if halves.len() < 2 || !halves.iter().all(|it| it.is_stopped()) {
+        if halves.is_empty() {
+            // Both were killed, and have not quite ended: the lock is theirs for a moment yet.
+            await_end(segment, slot);
+        } else if halves.len() == 2 && halves.iter().all(|it| it.is_stopped()) {
+            log::info!("both halves of the supervisor were stopped: replacing them");
+            kill_pair(segment, slot);
+        } else {
             return Ok(());
         }
-        log::warn!("both halves of the supervisor were stopped: replacing them");
-        kill_pair(segment, slot);
     }
     ensure(segment, identity, &program()?).map(drop)
 }
@@ -124,6 +128,11 @@ pub fn kill_pair(segment: &Segment, slot: usize) {
     for half in halves(segment, slot) {
         let _ = process::signal_exactly(half.pid, half.start_time, Signal::KILL);
     }
+    await_end(segment, slot);
+}
+
+/// Waits until a pair that was killed has let go of its lock.
+fn await_end(segment: &Segment, slot: usize) {
     let deadline = Deadline::after(Duration::from_secs(1));
     while segment.is_supervisor_alive(slot) && !deadline.has_passed() {
         std::thread::sleep(Duration::from_millis(1));

@@ -43,6 +43,7 @@ pub fn register(
 ) -> Result<Reference> {
     let session = segment.supervisors[supervisor].session.load(Ordering::SeqCst);
     let (slot, owner) = claim(segment, identity.pid, supervisor)?;
+    let cleaner = Cleaner { pid: identity.pid, supervisor };
     let tenant = &segment.tenants[slot];
     fill(segment, tenant, identity, registration);
     let reference = Reference { slot, generation: owner.generation() };
@@ -51,7 +52,7 @@ pub fn register(
     match joined {
         Ok(kind) => tenant.freezer.store(kind as u64, Ordering::Release),
         Err(error) => {
-            release(segment, slot, owner, || {});
+            release(segment, slot, owner, cleaner, || {});
             return Err(error);
         }
     }
@@ -67,7 +68,7 @@ pub fn register(
     sync::fence_between();
     if segment.supervisors[supervisor].session.load(Ordering::SeqCst) != session {
         // The supervisor went, or goes, without having seen this tenant.
-        release(segment, slot, owner.with_state(SlotState::Live), || {});
+        release(segment, slot, owner.with_state(SlotState::Live), cleaner, || {});
         return Err(Error::Supervisor("it ended meanwhile".to_owned()));
     }
     supervision::ring(segment, supervisor);
@@ -248,9 +249,15 @@ pub fn other_roots(segment: &Layout, slot: usize) -> Vec<i32> {
 /// `judged` is the owner word on which the decision to free it was made: if it has changed since,
 /// nothing is done. Regions that it holds end first, by `end`. Processes that are left in its
 /// group go to the group above. Returns whether it was freed.
-pub fn release(segment: &Layout, slot: usize, judged: OwnerWord, end: impl FnOnce()) -> bool {
+pub fn release(
+    segment: &Layout,
+    slot: usize,
+    judged: OwnerWord,
+    cleaner: Cleaner,
+    end: impl FnOnce(),
+) -> bool {
     let tenant = &segment.tenants[slot];
-    if !claim_ending(&tenant.owner, judged) {
+    if !claim_ending(&tenant.owner, judged, cleaner) {
         return false;
     }
     end();
@@ -264,13 +271,21 @@ pub fn release(segment: &Layout, slot: usize, judged: OwnerWord, end: impl FnOnc
     true
 }
 
+/// Who cleans up: the calling process, and the supervisor of its PID namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct Cleaner {
+    pub pid: i32,
+    pub supervisor: usize,
+}
+
 /// Makes the caller the only cleaner of a slot, if its owner still is the one that was judged.
-/// One that dies while it cleans leaves the slot in this state, with a dead owner, and the next
-/// cleaner judges that.
-pub fn claim_ending(word: &AtomicU64, judged: OwnerWord) -> bool {
+/// One that dies while it cleans leaves the slot in this state, with its own name in it, and the
+/// next cleaner judges that.
+pub fn claim_ending(word: &AtomicU64, judged: OwnerWord, cleaner: Cleaner) -> bool {
+    let Cleaner { pid, supervisor } = cleaner;
+    let ending = OwnerWord::new(judged.generation(), pid, supervisor, SlotState::Ending);
     // AcqRel: what the owner did with the slot comes before what its cleaner does.
-    let ending = judged.with_state(SlotState::Ending).0;
-    word.compare_exchange(judged.0, ending, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    word.compare_exchange(judged.0, ending.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
 }
 
 /// The tenant behind a reference, if it still is that one.

@@ -10,7 +10,7 @@ use krex_core::hooks;
 use krex_core::layout::SUPERVISORS;
 use krex_core::process;
 use krex_core::recover::revoke;
-use krex_core::tenant;
+use krex_core::tenant::{self, Cleaner};
 use krex_core::word::{Cause, OwnerWord, SlotState};
 
 use crate::charge::{Charge, Progress};
@@ -53,9 +53,11 @@ impl Worker<'_> {
         for slot in gone {
             if let Some(mut charge) = self.charges.remove(&slot) {
                 charge.thaw();
-                self.free_submitters(true);
+                self.free_submitters();
                 log::debug!("{:?} has ended", charge.tenant().name.get());
-                tenant::release(self.segment, slot, charge.owner, || self.end_regions(slot));
+                tenant::release(self.segment, slot, charge.owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                });
             }
         }
         if waiting {
@@ -70,7 +72,9 @@ impl Worker<'_> {
         for (slot, tenant) in self.segment.tenants[..highest].iter().enumerate() {
             let owner = tenant.owner();
             if self.is_abandoned(owner) {
-                tenant::release(self.segment, slot, owner, || self.end_regions(slot));
+                tenant::release(self.segment, slot, owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                });
             }
         }
         let highest = self.segment.submitters_used();
@@ -80,7 +84,7 @@ impl Worker<'_> {
                 self.free_submitter(slot, owner);
             }
         }
-        self.free_submitters(true);
+        self.free_submitters();
         for (slot, charge) in &mut self.charges {
             // Without a group, who belongs to it must be learned while the tree shows it.
             // What is frozen has no new children.
@@ -104,6 +108,11 @@ impl Worker<'_> {
                 rustix::process::Signal::KILL,
             );
         }
+    }
+
+    fn cleaner(&self) -> Cleaner {
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        Cleaner { pid, supervisor: self.slot }
     }
 
     /// Whether a slot's owner died while it registered, or its cleaner while it cleaned up. A
@@ -154,7 +163,9 @@ impl Worker<'_> {
                 }
                 log::info!("giving up {:?}: its PID namespace has ended", tenant.name.get());
                 let devices = tenant.devices.load(Ordering::Acquire);
-                if tenant::release(self.segment, slot, owner, || self.end_regions(slot)) {
+                if tenant::release(self.segment, slot, owner, self.cleaner(), || {
+                    self.end_regions(slot)
+                }) {
                     self.acknowledged |= devices;
                 }
             }
@@ -183,32 +194,25 @@ impl Worker<'_> {
         }
     }
 
-    /// Frees the slots of submitters that have ended. Returns whether there were any.
-    pub(crate) fn free_submitters(&self, all: bool) -> bool {
-        let mut freed = false;
-        if hooks::sabotaged("free_submitters") {
-            return false;
-        }
+    /// Frees the slots of submitters that have ended.
+    fn free_submitters(&self) {
         for slot in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[slot];
             let owner = submitter.owner();
             let mine = owner.supervisor() == self.slot && owner.state() == SlotState::Live;
-            if !mine || !(all || submitter.flight().counts().in_flight > 0) {
-                continue;
+            let start_time = submitter.start_time.load(Ordering::Acquire);
+            if mine && !process::is_alive(owner.pid(), start_time) {
+                self.free_submitter(slot, owner);
             }
-            if process::is_alive(owner.pid(), submitter.start_time.load(Ordering::Acquire)) {
-                continue;
-            }
-            self.free_submitter(slot, owner);
-            freed = true;
         }
-        freed
     }
 
     /// Frees a submitter's slot, whose owner was judged to have ended.
-    fn free_submitter(&self, slot: usize, judged: OwnerWord) {
+    pub(crate) fn free_submitter(&self, slot: usize, judged: OwnerWord) {
         let submitter = &self.segment.submitters[slot];
-        if !tenant::claim_ending(&submitter.owner, judged) {
+        if hooks::sabotaged("free_submitters")
+            || !tenant::claim_ending(&submitter.owner, judged, self.cleaner())
+        {
             return;
         }
         // Threads that it left waiting wait no more.

@@ -13,7 +13,7 @@ use krex_core::cgroup::{self, Group, Mount};
 use krex_core::clock;
 use krex_core::layout::SUPERVISORS;
 use krex_core::process;
-use krex_core::recover::take_over;
+use krex_core::recover::{remove_empty_groups, take_over};
 use krex_core::segment::Segment;
 use krex_core::sync;
 
@@ -144,6 +144,7 @@ fn reset_signals() {
 
 /// The keeper's life. Never returns.
 fn serve(segment: &'static Segment, slot: usize, lock: File) -> ! {
+    remove_empty_groups(segment);
     close_others(&[&lock]);
     let status = keep(segment, slot);
     drop(lock);

@@ -69,7 +69,8 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {
-        tenant::release(&segment, reference.slot, tenant.owner(), || {});
+        let cleaner = tenant::Cleaner { pid: identity.pid, supervisor };
+        tenant::release(&segment, reference.slot, tenant.owner(), cleaner, || {});
     }
     if error.raw_os_error() == Some(libc::ENOENT) && command.exists() {
         let word = options.command[0].to_string_lossy();

@@ -2,15 +2,19 @@
 
 use std::sync::atomic::Ordering;
 
+use krex_core::cgroup;
 use krex_core::clock;
 use krex_core::device;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::DEVICES;
+use krex_core::process;
 use krex_core::recover;
 use krex_core::sync;
 use krex_core::tenant;
-use krex_core::word::{Ack, Drained, Frozen, GateWord, Obstacle, Phase, Reference, Stage};
+use krex_core::word::{
+    Ack, Drained, Frozen, GateWord, Obstacle, Phase, Reference, SlotState, Stage,
+};
 
 use crate::charge::{Extent, Failure, Progress};
 use crate::worker::{WHILE_FROZEN, Worker};
@@ -128,6 +132,52 @@ impl Worker<'_> {
         charge.thaw();
     }
 
+    /// Acknowledges those that were frozen with the tenant from which they were just splitting off:
+    /// they cannot finish that before they are thawed.
+    pub(crate) fn settle_splitting(&mut self) {
+        for slot in self.segment.live_tenants.iter() {
+            let tenant = &self.segment.tenants[slot];
+            let owner = tenant.owner();
+            if owner.state() != SlotState::Starting || owner.supervisor() != self.slot {
+                continue;
+            }
+            let Some(parent) = tenant.parent().and_then(|it| self.charges.get(&it.slot)) else {
+                continue;
+            };
+            let Progress::Frozen { extent } = parent.progress else { continue };
+            let with_parent = || {
+                let path = cgroup::path_of(&owner.pid().to_string()).unwrap_or_default();
+                process::Stat::of(owner.pid()).is_some_and(|it| it.is_stopped())
+                    || (extent == Extent::Whole && path == parent.tenant().cgroup.get())
+            };
+            for index in device::with_regions(self.segment) {
+                let word = self.seen[index].0;
+                let mut ack = tenant.ack(index);
+                let is_first = ack.tenure != word.tenure() || ack.stage == Stage::None;
+                let is_second = word.phase() == Phase::Leaving && ack.stage == Stage::Settled;
+                let closed = !word.is_open() && word.phase() != Phase::Granted;
+                if !closed || !tenant.shares(index) || !(is_first || is_second) {
+                    continue;
+                }
+                if is_first && with_parent() {
+                    ack = Ack {
+                        stage: Stage::Settled,
+                        drained: Drained::Idle,
+                        frozen: parent.frozen_name(extent),
+                        ..Ack::none(word.tenure())
+                    };
+                } else if is_second {
+                    ack.disturbed |= !with_parent();
+                    ack.stage = Stage::Verified;
+                } else {
+                    continue; // It has moved out, and will be a tenant of its own in a moment.
+                }
+                tenant.acks[index].store(ack.pack(), Ordering::Release);
+                self.acknowledged |= 1 << index;
+            }
+        }
+    }
+
     /// Steps 3 and 4 for one tenant: how it was drained, or `None` while it is not.
     fn drain(&mut self, slot: usize, index: usize, word: GateWord) -> Option<Drained> {
         let tenant = &self.segment.tenants[slot];
@@ -144,13 +194,19 @@ impl Worker<'_> {
         let is_late = clock::now() >= deadline;
         let (mut in_flight, mut timed_out) = (false, false);
         let own = Reference { slot, generation: tenant.owner().generation() };
-        for submitter in self.segment.live_submitters.iter() {
-            let submitter = &self.segment.submitters[submitter];
+        for place in self.segment.live_submitters.iter() {
+            let submitter = &self.segment.submitters[place];
             let counts = submitter.flight().counts();
             let concerned = counts.in_flight > 0
                 && submitter.device.load(Ordering::Relaxed) == index as u64
                 && submitter.tenant() == Some(own);
             if !concerned {
+                continue;
+            }
+            let owner = submitter.owner();
+            let start_time = submitter.start_time.load(Ordering::Acquire);
+            if !process::is_alive(owner.pid(), start_time) {
+                self.free_submitter(place, owner); // It was killed inside a submission.
                 continue;
             }
             if is_late {
@@ -166,9 +222,6 @@ impl Worker<'_> {
         let charge = self.charges.get_mut(&slot)?;
         if in_flight {
             charge.was_in_flight[index] = word.tenure();
-            if self.free_submitters(false) {
-                self.wake_at(clock::now());
-            }
             self.wake_at(deadline.min(clock::now() + WHILE_FROZEN));
             hooks::fault("draining");
             return None;

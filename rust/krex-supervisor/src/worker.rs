@@ -163,6 +163,7 @@ impl<'a> Worker<'a> {
         for slot in &slots {
             self.settle(*slot, &mut processes);
         }
+        self.settle_splitting();
         self.tell_holders();
         self.enforce_limits(&mut processes);
         if self.charges.values().any(|it| it.progress != Progress::Running) {
