@@ -73,6 +73,7 @@ def test_siblings_are_frozen_and_thawed(freezing_machine: Machine) -> None:
     assert machine.tenants()[holder.pid]["state"] == "in_critical_region"
     holder.do("spin", seconds=0.1)
     report = holder.do("leave")
+    assert machine.device()["phase"] == "open", "by the leaver itself, not by its supervisor"
     assert report["epoch"] == epoch
     assert report["verdict"] == "clean", report
     (entry,) = report["siblings"]

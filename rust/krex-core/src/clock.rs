@@ -36,10 +36,6 @@ impl Deadline {
         Self(nanoseconds)
     }
 
-    pub fn as_nanoseconds(self) -> u64 {
-        self.0
-    }
-
     pub fn has_passed(self) -> bool {
         self.0 != u64::MAX && now() >= self.0
     }

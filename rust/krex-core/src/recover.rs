@@ -90,6 +90,7 @@ pub fn note_thaw(segment: &Layout, slot: usize, device: usize, expected: Option<
         && ack.frozen != Frozen::No;
     if counts {
         ack.disturbed = true;
+        // Release, in both: partners of the Acquire in the holder's report.
         let section = &segment.devices[device];
         section.disturbed_tenure.fetch_max(word.tenure(), Ordering::AcqRel);
         acks[device].store(ack.pack(), Ordering::Release);

@@ -172,6 +172,7 @@ impl Worker<'_> {
                 } else {
                     continue; // It has moved out, and will be a tenant of its own in a moment.
                 }
+                // Release: partner of the Acquire in the holder's reading.
                 tenant.acks[index].store(ack.pack(), Ordering::Release);
                 self.acknowledged |= 1 << index;
             }
@@ -205,7 +206,8 @@ impl Worker<'_> {
             }
             let owner = submitter.owner();
             let start_time = submitter.start_time.load(Ordering::Acquire);
-            if !process::is_alive(owner.pid(), start_time) {
+            let is_alive = process::is_alive(owner.pid(), start_time);
+            if !is_alive && !hooks::sabotaged("free_submitters") {
                 self.free_submitter(place, owner); // It was killed inside a submission.
                 continue;
             }
