@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from evaluator import read
 from harness import is_running, wait_until
-from krex.bench import machine, statistics, summary
+from krex.bench import machine, results, statistics, summary
 from krex.bench.commands import Command, for_turn
 from krex.bench.errors import BenchUsageError
 from krex.bench.measurement import Measurement, read_output
@@ -271,6 +271,8 @@ def test_each_command_is_run_alike() -> None:
         ('{"kind": "k", "ms": 1}', "ok"),
         ('noise\n{"kind": "k", "ms": 1.5, "verdict": "clean"}\nmore {noise}\n', "ok"),
         ('{"kind": "k", "ms": 1}\n{"step": 2}\n', "ok"),
+        ('{"kind": "k", "ms": 1, "verdict": "a\u2028b"}\r\n', "ok"),
+        ('\ufffd\x00\n{"kind": "k", "ms": 1}', "ok"),
         ("", "no result"),
         ("1.5 ms", "no result"),
         ("[" * 100_000, "no result"),
@@ -364,14 +366,65 @@ def test_without_numpy_the_extra_is_named(
     assert "numpy, which comes with krex's extra `bench`" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("missing/results.json", 125, "No such file or directory"),
+        ("", 2, "is not a file, so it cannot be replaced by one"),
+        ("pipe", 2, "is not a file, so it cannot be replaced by one"),
+    ],
+)
 def test_a_file_that_cannot_be_written_is_found_out_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    status: int,
+    message: str,
+    gate: bool,
 ) -> None:
+    ran = tmp_path / "ran"
+    os.mkfifo(tmp_path / "pipe")
     commands = tmp_path / "commands"
-    commands.write_text(json.dumps(shell("touch ran")))
-    path = tmp_path / "missing" / "results.json"
-    assert main(["bench", "--commands", str(commands), "--export-json", str(path)]) == 125
-    assert "No such file or directory" in capsys.readouterr().err
+    commands.write_text(json.dumps(shell(f"touch {shlex.quote(str(ran))}")))
+    what = ["gate"] if gate else ["--commands", str(commands)]
+    assert main(["bench", *what, "--export-json", str(tmp_path / name)]) == status
+    shown = capsys.readouterr()
+    assert (shown.out, message in shown.err) == ("", True)
+    assert not ran.exists()
+    assert {it.name for it in tmp_path.iterdir()} == {"pipe", "commands"}
+
+
+def test_a_file_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("elsewhere/file")
+    results.check_path(str(link))
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    results.save(str(link), {"a": 1})
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "elsewhere" / "file").read_text()) == {"a": 1}
+
+
+def test_what_cannot_be_saved_any_more_is_saved_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = results.save_or_rescue(str(tmp_path / "gone" / "file"), {"a": 1})
+    (kept,) = tmp_path.iterdir()
+    assert told == (
+        f"cannot write {tmp_path}/gone/file: No such file or directory; "
+        f"what was measured is in {kept}"
+    )
+    assert json.loads(kept.read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("ms", [math.nan, math.inf, -1.0, 0.0, None, "1", True])
+def test_measurements_that_are_none_are_not_resumed(ms: Any) -> None:
+    (fine,) = measured("solo", 1, 1.0)
+    assert Measurement.from_dict(fine.to_dict()) == fine
+    with pytest.raises(ValueError, match="not a measurement"):
+        Measurement.from_dict(fine.to_dict() | {"ms": ms})
 
 
 # Real runs
@@ -456,6 +509,9 @@ def test_broken_commands_are_counted_and_shown(bench: Bench, tmp_path: Path) -> 
         shell(f"{prints('crash', 1)}; echo no luck >&2; exit 7", "crash"),
         shell("kill -SEGV $$", "signal"),
         shell(f"{remember}; sleep 1000 & {remember}; wait", "hang"),
+        # In a session of its own, as harnesses start what they test: it is ended all the same.
+        shell(f"setsid sh -c '{remember}; exec sleep 1000'; true", "session"),
+        shell("exec yes '{'", "endless"),
         shell("echo fine", "silent"),
         shell('echo \'{"kind": "nan", "ms": NaN}\'', "nan"),
         shell(prints("negative", -1), "negative"),
@@ -471,6 +527,8 @@ def test_broken_commands_are_counted_and_shown(bench: Bench, tmp_path: Path) -> 
         "crash": "crashed",
         "signal": "crashed",
         "hang": "timed out",
+        "session": "timed out",
+        "endless": "bad result",
         "silent": "no result",
         "nan": "bad result",
         "negative": "bad result",
@@ -481,13 +539,14 @@ def test_broken_commands_are_counted_and_shown(bench: Bench, tmp_path: Path) -> 
     for entry in bench.results()["policies"]:
         assert {it["kind"]: it["outcome"] for it in entry["measurements"]} == expected
         times = 2 if entry["policy"] == "solo" else 1
-        assert entry["broken"]["bad result"] == 3 * times
+        assert entry["broken"]["bad result"] == 4 * times
         assert entry["usable"] == 2 * times
         details = {it["kind"]: it["detail"] for it in entry["measurements"]}
         assert details["crash"] == "exit status 7: no luck"
         assert details["signal"].startswith("ended by SIGSEGV")
-        assert details["hang"] == "not done after 1.5 s"
-    assert "krex: 8 of 10 commands broke: 3 bad result, 2 crashed" in done.stdout
+        assert details["hang"] == details["session"] == "not done after 1.5 s"
+        assert details["endless"] == "printed more than 64 MiB"
+    assert "krex: 10 of 12 commands broke: 4 bad result, 2 crashed" in done.stdout
     wait_until(
         lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()),
         "what commands left behind is gone",
@@ -628,7 +687,8 @@ def test_gate_measures_each_thing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = json.loads(path.read_text())["rows"]
     whats = " ".join(row["what"] for row in rows)
-    for word in ("submission", "critical", "flock", "semaphore", "2 idle siblings", "SIGKILL"):
+    words = ["floor", "submission", "critical", "flock", "semaphore", "2 idle siblings"]
+    for word in [*words, "handed over", "SIGKILL"]:
         assert word in whats
         assert word in done.stdout
     for row in rows:

@@ -10,19 +10,32 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from typing import Any
 
 from krex._text import table
 from krex.bench import machine
+from krex.bench.errors import BenchError
 from krex.bench.gate_stage import Interrupted, Stage
 from krex.bench.interruption import Interruption
 from krex.bench.progress import Progress
-from krex.bench.results import save
+from krex.bench.results import check_path, save_or_rescue
 from krex.bench.statistics import percentile
 
 # One `with` statement takes a microsecond or two, so many cost nothing.
 _PAIRS = 20_000
+# Those without the interpreter take nanoseconds, and are timed in bulk.
+_ROUNDS = 51
+_PASSES = 50_000
+_NATIVE = {
+    "floor": "two atomic additions, the floor",
+    "pass": "gate: enter and leave",
+    "look_and_pass": "gate: look, enter and leave",
+    "semaphore": "POSIX semaphore",
+    "flock": "flock, exclusive",
+}
+# Regions of each of two rivals, one after the other: so few that Ctrl-C is seen soon.
+_TURNS = 10
 _PERCENTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -41,9 +54,16 @@ class Row:
 
 
 def show(siblings: int, repeats: int, path: str | None) -> int:
-    """Measure, print a table, and write JSON to `path` if there is one; returns the status."""
+    """Measure, print a table, and write JSON to `path` if there is one; returns the status.
+
+    Raises:
+        BenchUsageError, OSError: if `path` cannot be written.
+        BenchError: if the processes that are measured do not do their part.
+    """
     from krex import __version__
 
+    if path is not None:
+        check_path(path)
     described = machine.describe()
     busy = machine.busy_share()
     progress = Progress(0)
@@ -57,6 +77,7 @@ def show(siblings: int, repeats: int, path: str | None) -> int:
             raise
     print(f"krex {__version__} on {machine.in_words(described)}\n")
     print("\n".join(lines(rows)))
+    trouble = None
     if path is not None:
         data = {
             "krex_version": __version__,
@@ -64,8 +85,10 @@ def show(siblings: int, repeats: int, path: str | None) -> int:
             "busy_before": round(busy, 3),
             "rows": [asdict(row) for row in rows],
         }
-        save(path, data)
+        trouble = save_or_rescue(path, data)
     interruption.pass_on()
+    if trouble is not None:
+        raise BenchError(trouble)
     return 0
 
 
@@ -76,21 +99,34 @@ def measure(siblings: int, repeats: int, interruption: Interruption) -> list[Row
         Interrupted: if a signal asked the process to end.
         BenchError: if the processes that are measured do not do their part.
     """
+    rows = _native_pairs(_ROUNDS)
     with Stage(interruption) as stage:
-        rows = _pairs(stage, _PAIRS)
+        rows += _pairs(stage, _PAIRS)
     if siblings == 0:
         return rows
     with Stage(interruption) as stage:
         stage.add_siblings(siblings)
         stage.time_regions(3)  # warm-up
         rows += _beside(stage, siblings, repeats)
+        rows.append(_hand_over(stage, repeats))
         times = [stage.recover() for _ in range(repeats)]
         rows.append(_row("SIGKILL of a holder, until they run again", "ms", times, 1e-6))
     return rows
 
 
+def _native_pairs(rounds: int) -> list[Row]:
+    """The bare things, with nobody else there: CPU time of one pair."""
+    from krex._krex import time_open_gate
+
+    found = [time_open_gate(_PASSES) for _ in range(rounds)]
+    note = f"CPU time, means of {_PASSES:,}"
+    return [
+        _row(what, "ns", [it[name] for it in found], 1.0, note) for name, what in _NATIVE.items()
+    ]
+
+
 def _pairs(stage: Stage, count: int) -> list[Row]:
-    """Entering and leaving with nobody else there."""
+    """Entering and leaving from Python, with nobody else there."""
     from krex import submission
     from krex.region import critical
 
@@ -107,7 +143,7 @@ def _pairs(stage: Stage, count: int) -> list[Row]:
             ("POSIX semaphore (multiprocessing.Lock)", semaphore),
         ]
         return [
-            _row(what, "us", _time_pairs(make, count), 1e-3, "enter + leave")
+            _row(what, "us", _time_pairs(make, count), 1e-3, "one `with` statement")
             for what, make in subjects
         ]
 
@@ -148,6 +184,27 @@ def _beside(stage: Stage, siblings: int, repeats: int) -> list[Row]:
         _row(f"region {beside}: leave", "ms", [it["leave"] for it in found], 1e3),
         _row("  from leaving until nobody is frozen", "ms", [it["thawed"] for it in found], 1e3),
     ]
+
+
+def _hand_over(stage: Stage, repeats: int) -> Row:
+    """From a holder's beginning to leave until the one that waited has entered."""
+    times: list[int] = []
+    for _ in range(10 + repeats):
+        turns = sorted(
+            ((*turn, rival) for rival, one in enumerate(stage.time_rivals(_TURNS)) for turn in one),
+            key=lambda turn: turn[1],
+        )
+        times += [
+            later[1] - earlier[2]
+            for earlier, later in pairwise(turns)
+            if later[3] != earlier[3] and later[0] < earlier[2]
+        ]
+        if len(times) >= repeats:
+            break
+    if not times:
+        raise BenchError("two processes that ask for regions never waited for each other")
+    note = "from beginning to leave until the next one is inside"
+    return _row("region handed over to one that waits", "ms", times[:repeats], 1e-6, note)
 
 
 def _row(what: str, unit: str, times: list[Any], scale: float, note: str = "") -> Row:

@@ -2,6 +2,7 @@
 
 sibling FILE  notes in FILE when it ran, until its standard input ends
 timer         enters and leaves regions, as often as lines on standard input say
+rival         the same, one region after the other without a pause
 holder        enters a region and stays in it, until it is killed
 """
 
@@ -75,6 +76,26 @@ def _regions(count: int) -> Iterator[dict[str, float | str | int]]:
         }
 
 
+def rival() -> None:
+    """Answer each line, a number of regions, with when each was asked for, entered and left.
+
+    In nanoseconds of the monotonic clock, which is the same for all processes.
+    """
+    from krex.region import critical
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        turns = []
+        for _ in range(int(line)):
+            asked = time.monotonic_ns()
+            with critical(label="bench gate"):
+                entered = time.monotonic_ns()
+                while (leaving := time.monotonic_ns()) < entered + _HELD_S * 1e9:
+                    pass
+            turns.append((asked, entered, leaving))
+        print(json.dumps(turns), flush=True)
+
+
 def holder() -> None:
     """Hold a region, busy as holders are."""
     from krex.region import critical
@@ -91,10 +112,8 @@ def main() -> None:
     role = sys.argv[1]
     if role == "sibling":
         sibling(sys.argv[2])
-    elif role == "timer":
-        timer()
     else:
-        holder()
+        {"timer": timer, "rival": rival, "holder": holder}[role]()
 
 
 if __name__ == "__main__":

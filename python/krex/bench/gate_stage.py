@@ -59,6 +59,7 @@ class Stage:
         self._environment = os.environ | {"KREX_RUNTIME_DIR": str(self._runtime_dir)}
         self._processes: list[subprocess.Popen[str]] = []
         self._timer: subprocess.Popen[str] | None = None
+        self._rivals: list[subprocess.Popen[str]] = []
         self.pulses: list[Pulse] = []
 
     def __enter__(self) -> Stage:
@@ -93,11 +94,25 @@ class Stage:
         """Return what entering and leaving took beside the siblings, in seconds."""
         if self._timer is None:
             self._timer = self.start("timer")
-        assert self._timer.stdin is not None
-        self._timer.stdin.write(f"{count}\n")
-        self._timer.stdin.flush()
+        self._ask(self._timer, count)
         found: list[dict[str, Any]] = json.loads(self._read(self._timer))
         return found
+
+    def time_rivals(self, count: int) -> list[list[tuple[int, int, int]]]:
+        """Return, of two processes, when each of `count` regions was asked for, entered and left.
+
+        In nanoseconds of the monotonic clock.
+        """
+        if not self._rivals:
+            self._rivals = [self.start("rival") for _ in range(2)]
+        for rival in self._rivals:
+            self._ask(rival, count)
+        return [[tuple(it) for it in json.loads(self._read(rival))] for rival in self._rivals]
+
+    def _ask(self, process: subprocess.Popen[str], count: int) -> None:
+        assert process.stdin is not None
+        process.stdin.write(f"{count}\n")
+        process.stdin.flush()
 
     def recover(self) -> int:
         """Kill a holder; return the nanoseconds until the last sibling runs again."""

@@ -20,10 +20,13 @@ from krex.bench.commands import Command
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, REGION_LOCK, Policy
+from krex.bench.processes import kill_tree
 from krex.bench.settings import Settings, Turn
 
 # How much of a command's output is looked at: its end.
 _OUTPUT_BYTES = 64 * 1024
+# One that prints more is ended, before it fills the disk.
+_MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
 _SHARED_MEMORY = "/dev/shm"
@@ -53,16 +56,26 @@ class _Running:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes] | None = None
         self.pidfd: int | None = None
-        self.was_killed = False
+        #: Why it was ended before it was done.
+        self.killed_for: tuple[Outcome, str] | None = None
         self.started_at = time.time()
         self.started = time.monotonic()
         self.deadline = self.started
 
-    def kill(self) -> None:
+    def end_group(self) -> None:
         """End its process group."""
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it, and what descends from it in whatever group."""
+        if self.process is not None and self.process.returncode is None:
+            kill_tree(self.process.pid)
+        self.end_group()
+
+    def printed_bytes(self) -> int:
+        return sum(os.fstat(it.fileno()).st_size for it in (self.output, self.errors))
 
     def close(self) -> None:
         for descriptor in (self.pidfd, self.lock):
@@ -191,17 +204,27 @@ class Launcher:
         now = time.monotonic()
         for running in self._running:
             if now >= running.deadline:
-                running.was_killed = True
-                running.deadline = now + _KILL_LIMIT_S
-                running.kill()
+                self._kill_for(running, "timed out", self._too_late)
+            elif running.printed_bytes() > _MOST_OUTPUT_BYTES:
+                limit = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
+                self._kill_for(running, "bad result", limit)
         return ended
+
+    def _kill_for(self, running: _Running, outcome: Outcome, detail: str) -> None:
+        running.killed_for = running.killed_for or (outcome, detail)
+        running.deadline = time.monotonic() + _KILL_LIMIT_S
+        running.kill()
+
+    @property
+    def _too_late(self) -> str:
+        return f"not done after {self._settings.timeout:g} s"
 
     def _finish(self, running: _Running) -> Measurement:
         ended_at = time.time()
         assert running.process is not None
         # Before it is reaped, so that the group's number is still its own: what it left running
         # would disturb the others.
-        running.kill()
+        running.end_group()
         running.process.wait()
         kind = running.job.command.kind
         printed = read_output(_tail(running.output), kind)
@@ -216,14 +239,16 @@ class Launcher:
         """Return what went wrong, judging by how it ended."""
         assert running.process is not None
         status = running.process.returncode
+        if running.killed_for is not None:
+            return running.killed_for
         if status == 0:
             return None, ""
         last = _tail(running.errors).strip().rpartition("\n")[2].strip()[:300]
         seconds = ended_at - running.started_at
         is_krex = running.job.turn.policy is KREX
         by_krex = is_krex and status in (-signal.SIGTERM, -signal.SIGKILL)
-        if running.was_killed or (by_krex and seconds >= self._settings.timeout):
-            return "timed out", f"not done after {self._settings.timeout:g} s"
+        if by_krex and seconds >= self._settings.timeout:
+            return "timed out", self._too_late
         if is_krex and status in _NOT_STARTED and last.startswith("krex: "):
             return "not started", last
         how = f"exit status {status}" if status > 0 else f"ended by {_signal_name(-status)}"

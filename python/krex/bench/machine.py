@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import time
 from collections.abc import Collection
 from typing import Any
@@ -46,16 +47,47 @@ def in_words(machine: dict[str, Any]) -> str:
 
 def busy_share(seconds: float = 0.5) -> float:
     """Return the share of all CPU time that is used or stolen during the next `seconds`."""
-    total, idle = _ticks()
+    total, busy = _ticks("cpu")
     time.sleep(seconds)
-    total_after, idle_after = _ticks()
-    return 1 - (idle_after - idle) / max(1, total_after - total)
+    total_after, busy_after = _ticks("cpu")
+    return (busy_after - busy) / max(1, total_after - total)
 
 
-def _ticks() -> tuple[int, int]:
+class OthersUse:
+    """What other processes use of some CPUs, from its making on.
+
+    Others are all but this process and those of its children that it has waited for; what the
+    hypervisor gave to other guests counts, too.
+    """
+
+    def __init__(self, cpus: Collection[int]) -> None:
+        self._names = [f"cpu{it}" for it in cpus]
+        self._busy = self._busy_now()
+        self._own = _own_seconds()
+
+    def seconds(self) -> float:
+        """Return the CPU seconds that others have used, as far as the kernel's ticks tell."""
+        ticks = self._busy_now() - self._busy
+        return max(0.0, ticks / os.sysconf("SC_CLK_TCK") - (_own_seconds() - self._own))
+
+    def _busy_now(self) -> int:
+        return sum(_ticks(it)[1] for it in self._names)
+
+
+def _own_seconds() -> float:
+    used = [resource.getrusage(it) for it in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(it.ru_utime + it.ru_stime for it in used)
+
+
+def _ticks(name: str) -> tuple[int, int]:
+    """Return all ticks, and those not idle, of a line of /proc/stat; none if it is not there."""
     with open("/proc/stat", encoding="utf-8") as file:
-        ticks = [int(it) for it in file.readline().split()[1:9]]
-    return sum(ticks), ticks[3] + ticks[4]
+        for line in file:
+            words = line.split()
+            if words[0] == name:
+                ticks = [int(it) for it in words[1:9]]
+                return sum(ticks), sum(ticks) - ticks[3] - ticks[4]
+    return 0, 0
 
 
 def parse_cpus(text: str, allowed: Collection[int]) -> set[int]:

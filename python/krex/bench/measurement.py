@@ -45,8 +45,15 @@ class Measurement:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Measurement:
-        """Undo `to_dict`; other keys are ignored."""
+        """Undo `to_dict`; other keys are ignored.
+
+        Raises:
+            KeyError, TypeError, ValueError: if it is not what `to_dict` returned.
+        """
         values = {it.name: found[it.name] for it in fields(cls)}
+        ms = values["ms"]
+        if values["outcome"] not in OUTCOMES or (values["outcome"] == "ok") != is_duration(ms):
+            raise ValueError("not a measurement")
         return cls(**(values | {"reasons": tuple(values["reasons"])}))
 
 
@@ -67,7 +74,8 @@ def read_output(output: str, kind: str | None) -> Printed:
 
     `kind` is what it should be; None: whatever was printed.
     """
-    for line in reversed(output.splitlines()):
+    # Not `splitlines`: it would also split at characters that JSON texts may contain.
+    for line in reversed(output.split("\n")):
         found = _object(line)
         if found is not None and "ms" in found:
             return _check(found, kind)
@@ -90,21 +98,25 @@ def _check(found: dict[str, Any], kind: str | None) -> Printed:
         return Printed("bad result", "its line of JSON has no `kind`")
     if kind is not None and printed != kind:
         return Printed("bad result", f"printed the kind {printed!r} instead of {kind!r}"[:_LONGEST])
-    if isinstance(ms, bool) or not isinstance(ms, (int, float)):
-        return Printed("bad result", f"`ms` is {ms!r}, not a number"[:_LONGEST])
-    try:
-        value = float(ms)
-    except OverflowError:
-        value = math.inf
-    if not math.isfinite(value) or value <= 0:
-        return Printed("bad result", f"`ms` is {value}, not a positive number")
+    if not is_duration(ms):
+        return Printed("bad result", f"`ms` is {ms!r}, not a positive number"[:_LONGEST])
     verdict, reasons = found.get("verdict"), found.get("reasons")
     return Printed(
         "ok",
         kind=printed[:_LONGEST],
-        ms=value,
+        ms=float(ms),
         verdict=verdict[:_LONGEST] if isinstance(verdict, str) else None,
         reasons=tuple(str(it)[:_LONGEST] for it in reasons[:_MOST_REASONS])
         if isinstance(reasons, list)
         else (),
     )
+
+
+def is_duration(value: Any) -> bool:
+    """Return whether it is a positive and finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value) and value > 0
+    except OverflowError:  # an integer too large for a float
+        return False

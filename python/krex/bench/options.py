@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 from argparse import ArgumentParser, Namespace
 
+from krex._text import one_line
 from krex.bench import machine
 from krex.bench.errors import BenchUsageError
 from krex.bench.policies import POLICIES, parse_policies
 from krex.bench.settings import Settings, default_count
 
+FAILED = 125
 INCONCLUSIVE = 3
 
 _DESCRIPTION = """\
@@ -98,11 +101,13 @@ def run_bench(arguments: Namespace) -> int:
     from krex.bench import table
     from krex.bench.interruption import Interruption
     from krex.bench.progress import Progress
-    from krex.bench.results import Results, is_unfinished
+    from krex.bench.results import Results, check_path, is_unfinished, save_or_rescue
     from krex.bench.run import run
 
     settings = settings_from(arguments)
     path = arguments.export_json
+    if path is not None:
+        check_path(path)
     results = Results(settings, machine.describe(), __version__)
     progress = Progress(settings.runs())
     if arguments.resume:
@@ -123,13 +128,21 @@ def run_bench(arguments: Namespace) -> int:
                 "which disturbs all policies"
             )
     with Interruption() as interruption:
-        run(results, path, interruption, progress)
-    data = results.to_dict()
+        try:
+            run(results, path, interruption, progress)
+        finally:
+            data = results.to_dict()
+            trouble = save_or_rescue(path, data) if path is not None else None
+            if trouble is not None:
+                progress.say(f"krex: {one_line(trouble)}")
     print("\n".join(table.lines(data)), flush=True)
     if interruption.signal is not None:
-        if path is not None:
-            progress.say(f"krex: interrupted; go on with: --resume --export-json {path}")
+        if path is not None and trouble is None:
+            where = one_line(shlex.quote(path))
+            progress.say(f"krex: interrupted; go on with: --resume --export-json {where}")
         interruption.pass_on()
+    if trouble is not None:
+        return FAILED
     return 0 if data["is_conclusive"] else INCONCLUSIVE
 
 

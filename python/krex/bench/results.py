@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 from krex.bench import summary
 from krex.bench.errors import BenchUsageError
@@ -28,6 +29,8 @@ class TurnResult:
     seconds: float = 0.0
     #: How many regions commands have marked; None if the policy does not tell.
     regions: int | None = None
+    #: CPU seconds that processes outside of the run used of its CPUs meanwhile.
+    others_s: float = 0.0
 
 
 @dataclass
@@ -93,6 +96,7 @@ class Results:
         for (policy, _), result in self.turns.items():
             total = sums.setdefault(policy, TurnResult())
             total.seconds += result.seconds
+            total.others_s += result.others_s
             if result.regions is not None:
                 total.regions = (total.regions or 0) + result.regions
         return sums
@@ -121,7 +125,9 @@ class Results:
                 key=lambda it: it.ended_at,
             )
             self.turns = {
-                (it["policy"], it["round"]): TurnResult(it["seconds"], it["regions"])
+                (it["policy"], it["round"]): TurnResult(
+                    float(it["seconds"]), it["regions"], float(it["others_s"])
+                )
                 for it in found["turns"]
             }
 
@@ -158,9 +164,23 @@ def is_unfinished(path: str) -> bool:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(found, dict) and found.get("is_finished") is False
+
+
+def check_path(path: str) -> None:
+    """Find out now, before anything is measured, whether `save` will be able to write to `path`.
+
+    Raises:
+        BenchUsageError: if something else than a file is there, such as a directory or a device.
+        OSError: if nothing can be written there.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise BenchUsageError(f"{path} is not a file, so it cannot be replaced by one")
+    temporary = _temporary(path)
+    with _or_remove(temporary), open(temporary, "x"):
+        os.unlink(temporary)
 
 
 def save(path: str, data: dict[str, Any]) -> None:
@@ -169,13 +189,53 @@ def save(path: str, data: dict[str, Any]) -> None:
     Raises:
         OSError: if it cannot be written.
     """
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
+    temporary = _temporary(path)
+    with _or_remove(temporary):
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, allow_nan=False)
-            file.write("\n")
-        os.replace(temporary, path)
+            _write(data, file)
+        os.replace(temporary, os.path.realpath(path))
+
+
+def save_or_rescue(path: str, data: dict[str, Any]) -> str | None:
+    """Write JSON to `path`, or, if that is impossible by now, to a file elsewhere.
+
+    Returns what is to be told in that case: why, and where the file is.
+    """
+    try:
+        save(path, data)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}; {_rescue(data)}"
+    return None
+
+
+def _rescue(data: dict[str, Any]) -> str:
+    for directory in (tempfile.gettempdir(), "/dev/shm", os.path.expanduser("~")):
+        try:
+            descriptor, path = tempfile.mkstemp(".json", "krex-results-", directory)
+        except OSError:
+            continue
+        with _or_remove(path), contextlib.suppress(OSError):
+            with open(descriptor, "w", encoding="utf-8") as file:
+                _write(data, file)
+            return f"what was measured is in {path}"
+    return "nor anything elsewhere: what was measured is lost"
+
+
+def _write(data: dict[str, Any], file: IO[str]) -> None:
+    json.dump(data, file, indent=1, allow_nan=False)
+    file.write("\n")
+
+
+def _temporary(path: str) -> str:
+    # In the directory where the file itself will be, also behind a symbolic link.
+    return f"{os.path.realpath(path)}.{os.getpid()}.tmp"
+
+
+@contextlib.contextmanager
+def _or_remove(path: str) -> Iterator[None]:
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(path)
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -9,6 +10,7 @@ from collections import deque
 from krex.bench.commands import for_turn
 from krex.bench.interruption import Interruption
 from krex.bench.launch import Job, Launcher
+from krex.bench.machine import OthersUse
 from krex.bench.progress import Progress
 from krex.bench.results import Results, save
 from krex.bench.settings import Settings, Turn
@@ -20,10 +22,13 @@ _SAVE_S = 1.0
 
 
 def run(results: Results, path: str | None, interruption: Interruption, progress: Progress) -> None:
-    """Run what `results` still lacks, and write to `path` meanwhile; ends early if interrupted.
+    """Run what `results` still lacks; ends early if interrupted.
+
+    Meanwhile `path` is written now and then, as far as that is possible; the caller writes it at
+    the end.
 
     Raises:
-        OSError: if `path` cannot be written.
+        OSError: if something that commands need, such as a temporary file, cannot be made.
     """
     Run(results, path, interruption, progress).run()
 
@@ -45,8 +50,6 @@ class Run:
         """Run all turns that are not done."""
         allowed = os.sched_getaffinity(0)
         try:
-            # Before anything is measured: a file that cannot be written is found out now.
-            self._save()
             os.sched_setaffinity(0, self._settings.cpus)  # the commands inherit it
             with Launcher(self._settings) as launcher:
                 for number, turn in enumerate(self._settings.turns()):
@@ -55,7 +58,6 @@ class Run:
         finally:
             os.sched_setaffinity(0, allowed)
             self._progress.clear()
-        self._save()
 
     def _run_turn(self, launcher: Launcher, turn: Turn, number: int) -> None:
         done = self._results.done(turn)
@@ -68,7 +70,8 @@ class Run:
         if not waiting:
             return
         result = self._results.turn(turn)
-        seconds, regions = result.seconds, result.regions or 0
+        seconds, regions, others_s = result.seconds, result.regions or 0, result.others_s
+        others = OthersUse(self._settings.cpus)
         regions_before = launcher.regions_so_far(turn.policy)
         started = time.monotonic()
         self._show(turn, now=True)
@@ -84,6 +87,7 @@ class Run:
             self._show(turn)
             if time.monotonic() > self._saved + _SAVE_S:
                 self._save()
+        result.others_s = others_s + others.seconds()
         if regions_before is not None:
             result.regions = regions + (launcher.regions_so_far(turn.policy) or 0) - regions_before
         self._save()
@@ -96,6 +100,7 @@ class Run:
         self._progress.show(len(measurements), what, broken, now=now)
 
     def _save(self) -> None:
+        self._saved = time.monotonic()
         if self._path is not None:
-            save(self._path, self._results.to_dict())
-            self._saved = time.monotonic()
+            with contextlib.suppress(OSError):
+                save(self._path, self._results.to_dict())

@@ -26,6 +26,7 @@ _INFLATIONS = {"inflation_p50": 0.5, "inflation_p95": 0.95, "inflation_max": 1.0
 class _Turns(Protocol):
     seconds: float
     regions: int | None
+    others_s: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ def summarise(
     for policy in settings.policies:
         own = [it for it in measurements if it.policy == policy.name]
         width = 1 if policy.is_serial else settings.width
-        policies.append(_entry(policy.name, width, own, references, turns.get(policy.name)))
+        entry = _entry(policy.name, width, own, references, turns.get(policy.name))
+        cpu_s = entry["seconds"] * len(settings.cpus)
+        others_s = turns[policy.name].others_s if policy.name in turns else 0.0
+        policies.append(entry | {"others_share": min(1.0, others_s / cpu_s) if cpu_s else None})
     return Summary(references, policies, _doubts(policies, references))
 
 

@@ -35,16 +35,17 @@ def lines(data: Mapping[str, Any]) -> list[str]:
 
 def _policies(data: Mapping[str, Any]) -> list[str]:
     header = ["policy", "commands/min", "usable", "within 2%", "5%", "10%"]
-    header += ["inflation p50", "p95", "max", "verdicts"]
+    header += ["inflation p50", "p95", "max", "others", "verdicts"]
     rows = []
     for entry in data["policies"]:
         usable = f"{entry['usable']}/{entry['commands']}"
         row = [entry["policy"], _number(entry["commands_per_minute"], "{:.0f}"), usable]
         if not entry["usable"]:
-            rows.append([*row, *[_NONE] * 6, "no usable measurements"])
+            rows.append([*row, *[_NONE] * 7, "no usable measurements"])
             continue
         row += [_percent(entry[name]) for name in ("within_2pct", "within_5pct", "within_10pct")]
         row += [_times(entry[f"inflation_{name}"]) for name in ("p50", "p95", "max")]
+        row.append(_percent(entry["others_share"]))
         verdicts = {name: count for name, count in entry["verdicts"].items() if name != "not told"}
         told = ", ".join(f"{printable(name)} {count}" for name, count in verdicts.items())
         rows.append([*row, told or _NONE])

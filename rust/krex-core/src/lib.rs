@@ -29,6 +29,8 @@ pub mod freezer;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
+pub mod measure;
+#[cfg(not(loom))]
 pub mod process;
 #[cfg(not(loom))]
 pub mod recover;
