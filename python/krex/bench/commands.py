@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,8 +94,3 @@ def _parse(line: str) -> Command:
 
 def _are_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(it, str) and "\0" not in it for it in value)
-
-
-def for_turn(commands: Sequence[Command], count: int, turn: int) -> list[int]:
-    """Return which commands a turn runs, by index: all kinds alike, another one first each time."""
-    return [(position + turn) % len(commands) for position in range(count)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -13,6 +12,8 @@ from krex.bench import machine
 from krex.bench.errors import BenchUsageError
 from krex.bench.policies import POLICIES, parse_policies
 from krex.bench.settings import Settings, default_count
+
+_LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 FAILED = 125
 INCONCLUSIVE = 3
@@ -90,8 +91,8 @@ def run_gate(arguments: Namespace) -> int:
     """Do what ``krex bench gate`` asks for; returns the exit status."""
     from krex.bench import gate
 
-    _at_least("--siblings", arguments.siblings, 0)
-    _at_least("--repeats", arguments.repeats, 1)
+    _between("--siblings", arguments.siblings, 0, 1000)
+    _between("--repeats", arguments.repeats, 1, 1_000_000)
     return gate.show(arguments.siblings, arguments.repeats, arguments.export_json)
 
 
@@ -158,17 +159,19 @@ def settings_from(arguments: Namespace) -> Settings:
     policies = parse_policies(arguments.policies)
     if not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
         raise BenchUsageError(f"unknown device {arguments.device!r}; there are cpu and cpu:NAME")
-    for name in ("width", "rounds", "threads"):
-        _at_least(f"--{name}", getattr(arguments, name), 1)
-    if not (math.isfinite(arguments.timeout) and arguments.timeout > 0):
-        raise BenchUsageError("--timeout is a number of seconds above 0")
+    for name, most in (("width", 1000), ("rounds", 1000), ("threads", 1000)):
+        _between(f"--{name}", getattr(arguments, name), 1, most)
+    if not 0 < arguments.timeout <= _LONGEST_TIMEOUT_S:  # NaN is not either
+        raise BenchUsageError(
+            f"--timeout is a number of seconds above 0, and at most {_LONGEST_TIMEOUT_S}"
+        )
     allowed = os.sched_getaffinity(0)
     cpus = machine.parse_cpus(arguments.cpus, allowed) if arguments.cpus else allowed
     commands = read_commands(arguments.commands) if arguments.commands else built_in_commands()
     count = arguments.count
     if count is None:
         count = default_count(commands, arguments.width)
-    _at_least("--count", count, 1)
+    _between("--count", count, 1, 1_000_000)
     return Settings(
         commands=tuple(commands),
         policies=policies,
@@ -182,6 +185,6 @@ def settings_from(arguments: Namespace) -> Settings:
     )
 
 
-def _at_least(option: str, value: int, least: int) -> None:
-    if value < least:
-        raise BenchUsageError(f"{option} is at least {least}")
+def _between(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BenchUsageError(f"{option} is a number from {least} to {most}")

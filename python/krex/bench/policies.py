@@ -37,6 +37,8 @@ def parse_policies(text: str) -> tuple[Policy, ...]:
         BenchUsageError: for an unknown name.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise BenchUsageError(f"no policy is named; there are {', '.join(POLICIES)}")
     for name in names:
         if name not in POLICIES:
             raise BenchUsageError(_unknown(name, list(POLICIES)))

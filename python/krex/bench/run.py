@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import deque
+from collections.abc import Iterator
 
-from krex.bench.commands import for_turn
 from krex.bench.interruption import Interruption
 from krex.bench.launch import Job, Launcher
 from krex.bench.machine import OthersUse
@@ -54,20 +53,23 @@ class Run:
             with Launcher(self._settings) as launcher:
                 for number, turn in enumerate(self._settings.turns()):
                     if self._interruption.signal is None:
-                        self._run_turn(launcher, turn, number)
+                        self._run_turn(launcher, turn, self._jobs(turn, number))
         finally:
             os.sched_setaffinity(0, allowed)
             self._progress.clear()
 
-    def _run_turn(self, launcher: Launcher, turn: Turn, number: int) -> None:
+    def _jobs(self, turn: Turn, number: int) -> Iterator[Job]:
+        """What a turn still has to run: all commands alike, another one first in each turn."""
+        commands = self._settings.commands
         done = self._results.done(turn)
-        order = for_turn(self._settings.commands, self._settings.count, number)
-        waiting = deque(
-            Job(turn, position, index, self._settings.commands[index])
-            for position, index in enumerate(order)
-            if position not in done
-        )
-        if not waiting:
+        for position in range(self._settings.count):
+            if position not in done:
+                index = (position + number) % len(commands)
+                yield Job(turn, position, index, commands[index])
+
+    def _run_turn(self, launcher: Launcher, turn: Turn, jobs: Iterator[Job]) -> None:
+        waiting = next(jobs, None)
+        if waiting is None:
             return
         result = self._results.turn(turn)
         seconds, regions, others_s = result.seconds, result.regions or 0, result.others_s
@@ -75,12 +77,12 @@ class Run:
         regions_before = launcher.regions_so_far(turn.policy)
         started = time.monotonic()
         self._show(turn, now=True)
-        while waiting or launcher.running:
+        while waiting is not None or launcher.running:
             if self._interruption.signal is not None:
                 launcher.kill_all()
                 break
-            while waiting and launcher.try_start(waiting[0]):
-                waiting.popleft()
+            while waiting is not None and launcher.try_start(waiting):
+                waiting = next(jobs, None)
             for measurement in launcher.wait(_LOOK_S):
                 self._results.measurements.append(measurement)
                 result.seconds = seconds + time.monotonic() - started
