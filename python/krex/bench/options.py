@@ -73,7 +73,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     gate = parser.add_subparsers(metavar="[gate]").add_parser(
         "gate",
-        help="measure what the gate, a region and a recovery cost on this machine",
+        help="measure what the gate, a region, a hand-over and a recovery cost on this machine",
         description="Measure what krex itself costs on this machine, beside other locks.",
         allow_abbrev=False,
     )
