@@ -46,9 +46,19 @@ def built_in_commands() -> list[Command]:
             f"get it with: {sys.executable} -m pip install numpy; "
             "or name commands of your own: --commands FILE"
         )
-    return [
-        Command((sys.executable, "-m", "krex.bench.suite", kind), kind) for kind in BUILT_IN_KINDS
-    ]
+    return [Command(own_program("krex.bench.suite", kind), kind) for kind in BUILT_IN_KINDS]
+
+
+def own_program(module: str, *words: str) -> tuple[str, ...]:
+    """Return the command line that runs the function `main` of a module of krex.
+
+    Unlike ``python -m``, it imports nothing from the current directory, where a user may well have
+    a ``json.py``.
+    """
+    script = (
+        f"import sys; sys.path = [it for it in sys.path if it]; import {module} as it; it.main()"
+    )
+    return (sys.executable, "-c", script, *words)
 
 
 def read_commands(path: str) -> list[Command]:

@@ -1,4 +1,4 @@
-"""The processes of ``krex bench gate``: ``python -m krex.bench.gate_process ROLE …``.
+"""The processes of ``krex bench gate``, by the word on their command line.
 
 sibling FILE  notes in FILE when it ran, until its standard input ends
 timer         enters and leaves regions, as often as lines on standard input say
@@ -114,7 +114,3 @@ def main() -> None:
         sibling(sys.argv[2])
     else:
         {"timer": timer, "rival": rival, "holder": holder}[role]()
-
-
-if __name__ == "__main__":
-    main()

@@ -8,21 +8,20 @@ import mmap
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from krex._native import native_program
+from krex.bench.commands import own_program
 from krex.bench.errors import BenchError
 from krex.bench.gate_process import PULSE
 from krex.bench.interruption import Interruption
+from krex.bench.machine import make_directory
 
 # Bounds what hangs; measures nothing.
 _LIMIT_S = 60.0
-_SHARED_MEMORY = "/dev/shm"
 
 
 class Pulse:
@@ -52,8 +51,7 @@ class Stage:
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
         self._krex = native_program()
-        parent = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
-        self._directory = Path(tempfile.mkdtemp(prefix="krex-bench-", dir=parent))
+        self._directory = make_directory()
         self._runtime_dir = self._directory / "krex"
         self._runtime_dir.mkdir(mode=0o700)
         self._environment = os.environ | {"KREX_RUNTIME_DIR": str(self._runtime_dir)}
@@ -72,7 +70,7 @@ class Stage:
         """Start a process of `gate_process`, and wait until it is ready."""
         launcher = [self._krex, "run", "--name", words[0], "--"] if is_tenant else []
         process = subprocess.Popen(
-            [*launcher, sys.executable, "-m", "krex.bench.gate_process", *words],
+            [*launcher, *own_program("krex.bench.gate_process", *words)],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from krex._native import native_program
 from krex.bench.commands import Command
+from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, REGION_LOCK, Policy
@@ -29,7 +30,6 @@ _OUTPUT_BYTES = 64 * 1024
 _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
-_SHARED_MEMORY = "/dev/shm"
 # Statuses by which `krex run` says that it could not start the command.
 _NOT_STARTED = (125, 126, 127)
 
@@ -95,8 +95,7 @@ class Launcher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._krex = native_program()
-        parent = _SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None
-        self.directory = Path(tempfile.mkdtemp(prefix="krex-bench-", dir=parent))
+        self.directory = make_directory()
         self._lock_path = self.directory / "lock"
         self._lock_path.touch(0o600)
         self._environment = {

@@ -64,7 +64,11 @@ class region:  # noqa: N801 - it is used like a function
         if self._critical is not None:
             self._critical.__exit__(kind, error, traceback)
         if self._lock is not None:
-            os.close(self._lock)  # gives up the lock, too
+            import fcntl
+
+            # Closing alone would leave it to a child that was forked in the region.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            os.close(self._lock)
             self._lock = None
 
     def to_dict(self) -> dict[str, Any]:

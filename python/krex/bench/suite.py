@@ -1,4 +1,4 @@
-"""The built-in evaluation commands: ``python -m krex.bench.suite KIND``.
+"""The built-in evaluation commands, one per kind of kernel.
 
 Each is a whole one, as an AI coding agent would start it: it imports numpy, builds, checks its
 kernel against float64, warms it up and times it. There are three kinds of kernels:
@@ -114,7 +114,3 @@ def main() -> None:
     with region(kind) as timed:
         ms = time_kernel(kernel)
     print(json.dumps({"kind": kind, "ms": ms, **timed.to_dict()}))
-
-
-if __name__ == "__main__":
-    main()
