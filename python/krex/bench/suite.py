@@ -45,9 +45,10 @@ def build(kind: str) -> tuple[Kernel, Callable[[], float]]:
 
     generator = np.random.default_rng(1)
     if kind == "memory":
-        # 360 kB in all. Alone, on two virtual cores, 144 MB came within 5% of their median in
-        # 40 to 70% of runs, whatever else was done; 6 MB, in the third level, in 70%.
-        a, b = (generator.random(30_000, dtype=np.float32) for _ in range(2))
+        # 120 kB in all: more than the first level has, and so little of the second that it does
+        # not matter which pages a process gets. Alone, on two virtual cores, 144 MB came within
+        # 5% of their median in 40 to 70% of runs; 6 MB, in the third level, in 70%.
+        a, b = (generator.random(10_000, dtype=np.float32) for _ in range(2))
         out = np.empty_like(a)
 
         def memory() -> Any:
