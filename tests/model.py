@@ -19,6 +19,8 @@ from typing import Any
 DEFAULT = "cpu"
 # How long the gate stays reserved for each waiter ahead.
 TURN = 0.2
+# One level of priority is worth so much waiting.
+AGEING = 10.0
 # A holder that burns CPU time at least this often cannot have been taken for stalled.
 STARVED = 0.1
 
@@ -47,7 +49,7 @@ class Operation:
     flights: list[tuple[Process, Flight]] = field(default_factory=list)
     # The process was stopped meanwhile: its turn may have been taken away.
     was_stopped: bool = False
-    # It may have let a turn pass: nobody waits for it again.
+    # It may have let a turn pass, or a grant: nobody waits for it again.
     may_be_absent: bool = False
 
     def is_late(self, now: float) -> bool:
@@ -215,8 +217,11 @@ class Model:
     def may_be_frozen(self, process: Process, view: View) -> bool:
         unit = self.unit(process, view) or process
         closed = view.closed()
-        if any(self.holder(device, view) is unit for device in closed):
-            return False
+        for device in closed:
+            # Who was granted the turn and has not begun is frozen for a region on another device.
+            is_granted = view.devices[device]["phase"] == "granted"
+            if self.holder(device, view) is unit and not is_granted:
+                return False
         for device in closed:
             holder = self.holder(device, view)
             if device not in self.devices(process, view) or self.passes(process, holder, view):
@@ -350,7 +355,7 @@ class Model:
         self.current[device] = region
 
     def _check_order(self, region: Region, operation: Operation) -> None:
-        """I5: whoever overtakes has left a turn to each that was ahead."""
+        """I5: whoever overtakes has left a turn to each that was ahead, and could begin."""
         device, process = region.device, region.process
         views = self.closed_views.get(device, {})
         epoch = max((it for it in views if it < region.epoch), default=None)
@@ -372,6 +377,8 @@ class Model:
             if claim.word != CLAIM or claim.device != device or claim.sent > view.at:
                 continue
             if claim.is_late(region.entered) or claim.may_be_absent:
+                continue
+            if self._conflicts(other, device, view):
                 continue
             if own in queue or claim.priority >= operation.priority:
                 ahead.append(other)
@@ -597,6 +604,8 @@ class Model:
         if holder is None or not holder.is_alive:
             return  # To be gone soon: `unmet` sees to it.
         operation = holder.operation
+        if view.devices[device]["phase"] == "granted" and operation is not None:
+            operation.may_be_absent = True  # Should it not enter with this grant.
         asks = operation is not None and operation.word in (CLAIM, "leave", "leave_code")
         holds = any(it.device == device and not it.joined for it in holder.regions)
         if not asks and not holds:
@@ -606,17 +615,17 @@ class Model:
 
     def _observe_queue(self, device: str, view: View) -> None:
         queue: list[str] = view.devices[device]["queue"]
-        priorities = []
+        claims = []
         for name in queue:
             process = next((it for it in self.processes if it.pid == view.pid_of(name)), None)
             if process is None or not process.is_alive or process.operation is None:
                 continue
             if process.operation.word == CLAIM and process.operation.device == device:
-                priorities.append(process.operation.priority)
-        if priorities != sorted(priorities, reverse=True):
-            raise ViolationError(
-                f"I5: the queue of {device} is out of order: {queue}, {priorities}"
-            )
+                claims.append(process.operation)
+        for number, claim in enumerate(claims):
+            waited = view.at - claim.sent
+            if any(it.priority - claim.priority > waited / AGEING for it in claims[number + 1 :]):
+                raise ViolationError(f"I5: the queue of {device} is out of order: {claims}")
 
     def check_submissions(self) -> None:
         """I2: no sibling began a submission, and was admitted, while a region was held."""

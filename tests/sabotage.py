@@ -153,8 +153,22 @@ TABLE = (
     Sabotage(
         "queue_order",
         "I5",
-        "whoever is fastest has the next turn",
+        "whoever comes last has the next turn",
         ("test_faults.py::test_turns_are_taken_in_the_order_of_the_queue",),
+    ),
+    Sabotage(
+        "hand_over",
+        "step 8",
+        "the gate opens for a moment between two regions",
+        ("test_hand_over.py::test_the_next_holder_follows_under_the_closed_gate[cgroup2]",),
+    ),
+    Sabotage(
+        "budget",
+        "I5",
+        "regions that follow one another starve everybody else",
+        (
+            "test_hand_over.py::test_a_spent_budget_opens_the_gate_for_a_quarter_of_the_run[cgroup2]",
+        ),
     ),
     Sabotage(
         "epoch",

@@ -57,7 +57,8 @@ class critical(Critical):  # noqa: N801 - it is used like a function
         max_hold: longest time inside, in seconds; past it the region is revoked.
         drain_timeout: longest wait for what siblings have in flight, in seconds; past it the
             verdict says ``contended``.
-        priority: -128 to 127; a higher one is served first.
+        priority: -128 to 127; a higher one is served first. Ten seconds of waiting count as much
+            as one level.
         label: a word for `krex status` and the report.
 
     After the block `report` holds what happened; before its end it raises RegionError. `epoch` is

@@ -5,6 +5,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::budget;
 use crate::clock::{self, Deadline};
 use crate::device;
 use crate::error::{Error, Result};
@@ -455,7 +456,11 @@ impl Client {
     /// The error for a wait that ended at its deadline.
     pub fn timed_out(&self, device: usize, started: u64) -> Error {
         let word = self.gate(device).load();
-        let state = if word.is_open() {
+        let owed = self.segment.devices[device].run.open_until(budget::max_closed().unwrap_or(0));
+        let state = if word.is_open() && clock::now() < owed {
+            "the gate stays open for a while, for work outside of regions (see KREX_MAX_CLOSED)"
+                .to_owned()
+        } else if word.is_open() {
             "the gate is open, but others are ahead in the queue".to_owned()
         } else {
             let holder = self.segment.tenants.get(word.holder());

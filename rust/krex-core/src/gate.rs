@@ -43,6 +43,17 @@ impl Gate {
         self.swap(seen, granted).ok()
     }
 
+    /// Ends the holder's tenure and grants the next one, without opening the gate in between.
+    ///
+    /// # Errors
+    /// The word as it is, when the tenure was revoked.
+    pub fn hand_over(&self, from: GateWord, next: usize) -> Result<GateWord, GateWord> {
+        let granted = GateWord::new(from.tenure() + 1, next, Phase::Granted);
+        self.swap(from, granted)?;
+        self.wake();
+        Ok(granted)
+    }
+
     /// Moves the holder's own tenure on to another closed phase.
     ///
     /// # Errors

@@ -7,6 +7,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::bitmap::Bitmap;
+use crate::budget::Run;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
@@ -77,7 +78,7 @@ pub struct Device {
     pub newcomer_tenure: AtomicU64,
     /// Packed [`Revocation`]: the last one.
     pub revocation: AtomicU64,
-    pub tickets: AtomicU64,
+    pub run: Run,
     pub gate: DeviceGate,
     /// Counts acknowledgements: the holder sleeps here.
     pub acknowledged: AtomicU64,

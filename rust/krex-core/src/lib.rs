@@ -13,6 +13,8 @@ pub mod sync;
 pub mod word;
 
 #[cfg(not(loom))]
+pub mod budget;
+#[cfg(not(loom))]
 pub mod cgroup;
 #[cfg(not(loom))]
 mod claim;
@@ -26,6 +28,8 @@ pub mod device;
 pub mod error;
 #[cfg(not(loom))]
 pub mod freezer;
+#[cfg(not(loom))]
+mod hand_over;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]

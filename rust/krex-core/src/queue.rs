@@ -1,8 +1,8 @@
-//! The queue of a device: a (priority, ticket) per waiting tenant, no lock, no baton.
+//! The queue of a device: a key per waiting tenant, no lock, no baton.
 //!
-//! Nobody passes the turn on. Everyone who waits can compute whose turn it is. A waiter that does
-//! not take its turn (stopped, say) is overtaken after [`TURN`] and marked absent: nobody waits
-//! for it again, until it is there to take the mark away.
+//! Whoever leaves grants the turn to whoever is [`first`]. At an open gate everyone who waits can
+//! compute whose turn it is. A waiter that does not take its turn (stopped, say) is passed over and
+//! marked absent: nobody waits for it again, until it is there to take the mark away.
 
 use std::time::Duration;
 
@@ -12,25 +12,22 @@ use crate::sync::{AtomicU64, Ordering};
 /// machine with eight busy processes per core, 50 ms were at times too short to take it.
 pub const TURN: Duration = Duration::from_millis(200);
 
-const TICKET_BITS: u32 = 56;
+/// One level of priority is worth so much waiting: who waits long enough is served before anybody
+/// who comes now, whatever their priorities.
+pub const AGEING: Duration = Duration::from_secs(10);
 
 /// A place in the queue: the smallest key is first. Zero means "not queued".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key(u64);
 
 impl Key {
-    /// A higher `priority` comes first; within one priority, the lower `ticket`.
-    pub fn new(priority: i8, ticket: u64) -> Self {
-        let rank = (127 - i16::from(priority)) as u64; // 0 (priority 127) to 255 (priority -128)
-        Self((rank << TICKET_BITS) | (ticket & ((1 << TICKET_BITS) - 1)))
+    /// For one that comes at `now`, in nanoseconds. Those of one priority are served in the order
+    /// of their coming; one of a higher priority before all of lower ones that did not come earlier
+    /// by [`AGEING`] per level.
+    pub fn new(priority: i8, now: u64) -> Self {
+        let handicap = (127 - i16::from(priority)) as u64; // 0 (priority 127) to 255 (-128)
+        Self(now.saturating_add(handicap * AGEING.as_nanos() as u64).max(1))
     }
-}
-
-/// Draws the next ticket; tickets start at 1, so that no key is zero.
-pub fn draw_ticket(counter: &AtomicU64) -> u64 {
-    // Relaxed: only its uniqueness and growth count; the order of two that draw at the same
-    // time is anybody's.
-    counter.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 /// A tenant's entry. All zero: not queued.
@@ -52,6 +49,12 @@ impl Entry {
         self.key.store(key.0, Ordering::SeqCst);
     }
 
+    /// Says that the waiter did not take its turn.
+    pub fn miss(&self) {
+        // Relaxed: see `show`.
+        self.absent.store(1, Ordering::Relaxed);
+    }
+
     /// Says that the waiter is there.
     pub fn show(&self) {
         // Relaxed: a hint about time; whoever has the turn is decided by the gate alone.
@@ -59,7 +62,9 @@ impl Entry {
     }
 
     pub fn leave(&self) {
-        // SeqCst: partner of `ahead` in those who wait behind; the caller wakes them afterwards.
+        // SeqCst: partner of `ahead` in those who wait behind, whom the caller wakes afterwards if
+        // it does not leave with the turn; and of the leaving holder's second look at the place
+        // to which it handed over (`hand_over.rs`).
         self.key.store(0, Ordering::SeqCst);
     }
 
@@ -82,11 +87,25 @@ pub fn ahead<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: 
         .count() as u32
 }
 
+/// The slot of whoever is first for `device` among `entries`, there, and `may_have_it`.
+pub fn first<'a>(
+    entries: impl Iterator<Item = (usize, &'a Entry)>,
+    device: usize,
+    may_have_it: impl Fn(usize) -> bool,
+) -> Option<usize> {
+    // Relaxed: see `show`.
+    let waiting = entries
+        .filter(|(_, entry)| entry.absent.load(Ordering::Relaxed) == 0)
+        .filter_map(|(slot, entry)| Some((entry.key_for(device)?, slot)))
+        .filter(|(_, slot)| may_have_it(*slot));
+    let first = if crate::hooks::sabotaged("queue_order") { waiting.max() } else { waiting.min() };
+    first.map(|(_, slot)| slot)
+}
+
 /// Marks those of `entries` that are ahead of `mine` as absent: `mine` overtook them.
 pub fn overtake<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: Key) {
     for entry in entries.filter(|entry| entry.key_for(device).is_some_and(|key| key < mine)) {
-        // Relaxed: see `show`.
-        entry.absent.store(1, Ordering::Relaxed);
+        entry.miss();
     }
 }
 
@@ -95,9 +114,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn higher_priority_first_then_lower_ticket() {
+    fn higher_priority_first_then_whoever_came_first_and_nobody_waits_for_ever() {
         let mut keys = vec![Key::new(0, 2), Key::new(-128, 1), Key::new(127, 9), Key::new(0, 1)];
         keys.sort();
         assert_eq!(keys, vec![Key::new(127, 9), Key::new(0, 1), Key::new(0, 2), Key::new(-128, 1)]);
+        let ageing = AGEING.as_nanos() as u64;
+        assert!(Key::new(0, 1) < Key::new(1, 2 + ageing), "a level is worth that much waiting");
+        assert!(Key::new(-128, 1) < Key::new(127, 2 + 255 * ageing));
     }
 }

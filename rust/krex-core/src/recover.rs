@@ -26,6 +26,7 @@ pub fn revoke(segment: &Layout, index: usize, word: GateWord, cause: Cause) -> b
     // Release: partner of the Acquire in the holder's reading, after it finds its tenure gone.
     // If the swap fails, the tenure has ended by itself and nobody asks for its cause.
     section.revocation.store(revocation.pack(), Ordering::Release);
+    section.run.opening(clock::now());
     let revoked = section.gate().open(word).is_ok();
     if revoked {
         crate::hooks::fault("revoking");

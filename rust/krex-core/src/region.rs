@@ -9,10 +9,12 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use crate::budget;
 use crate::claim::{Claimed, Tenure, claim};
 use crate::client::{Client, Host, SLICE, ThreadLock, Waiting};
 use crate::clock::{self, Deadline};
 use crate::error::{Error, Result};
+use crate::hand_over;
 use crate::hooks;
 use crate::report::{Report, Verdict};
 use crate::siblings::{self, Sibling};
@@ -66,6 +68,7 @@ pub struct Region {
 /// the segment or the supervisor from being used. Nothing is held then.
 pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
     let claimed_at = clock::now();
+    budget::max_closed()?;
     let deadline = options.timeout.map_or(Deadline::NEVER, Deadline::after);
     let client = Client::attach(host)?;
     let device = client.device(options.device.as_deref())?;
@@ -184,7 +187,8 @@ fn close(
     let client = tenure.client;
     let index = tenure.device;
     let segment = &client.segment;
-    let revoked = |_| revoked_error(client, index, tenure.word.tenure());
+    let number = tenure.word.tenure();
+    let revoked = |_| revoked_error(client, index, number);
     let granted_at = clock::now();
     let nanoseconds = clock::nanoseconds;
     let drain_deadline = granted_at.saturating_add(nanoseconds(options.drain_timeout));
@@ -202,12 +206,11 @@ fn close(
     let closing_deadline = answer_deadline.saturating_add(clock::SECOND);
     holding.hold_deadline.store(closing_deadline, Ordering::Relaxed);
     if !hooks::sabotaged("close") {
-        tenure.word = client.gate(index).advance(tenure.word, Phase::Closing).map_err(revoked)?;
+        tenure.close().map_err(revoked)?;
     }
     hooks::fault("closing");
 
     let holder = client.reference().slot;
-    let number = tenure.word.tenure();
     let mut siblings = siblings::list(segment, index, holder);
     tenure.supervisors = siblings::supervisors(&siblings);
     for supervisor in &tenure.supervisors {
@@ -401,14 +404,9 @@ impl Region {
         let mut report = self.report(ended_at, revoked, verified, &present);
         hooks::fault("reported");
         if !self.joined {
-            if !hooks::sabotaged("open_gate") && gate.open(word).is_err() && !revoked {
+            if !hooks::sabotaged("open_gate") && self.give_up(word, &present).is_err() && !revoked {
                 report.verdict = Verdict::Revoked;
                 report.reasons.push(self.revocation().to_string());
-            }
-            hooks::fault("opened");
-            // Those that came meanwhile are frozen, too.
-            for supervisor in siblings::supervisors(self.siblings.iter().chain(&present)) {
-                supervision::ring(&self.client.segment, supervisor);
             }
             if !self.siblings.is_empty() {
                 // With both halves killed, nobody else may come by and notice for a long time.
@@ -419,6 +417,20 @@ impl Region {
         }
         report.restore = clock::now().saturating_sub(ended_at);
         report
+    }
+
+    /// Ends the tenure; `present` are the siblings that there are now: those that came meanwhile
+    /// are frozen, too.
+    fn give_up(&self, word: GateWord, present: &[Sibling]) -> std::result::Result<(), GateWord> {
+        let segment = &self.client.segment;
+        let limit = budget::max_closed().unwrap_or(u64::MAX);
+        let next = hand_over::give_up(segment, self.device, word, !present.is_empty(), limit)?;
+        if next.is_none() {
+            for supervisor in siblings::supervisors(self.siblings.iter().chain(present)) {
+                supervision::ring(segment, supervisor);
+            }
+        }
+        Ok(())
     }
 
     /// Asks the supervisors whether what they froze still is.

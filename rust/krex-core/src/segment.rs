@@ -517,12 +517,12 @@ mod tests {
             for _ in 0..16 {
                 scope.spawn(|| {
                     let segment = Segment::open_or_create(&directory.0).unwrap();
-                    segment.devices[3].tickets.fetch_add(1, Ordering::SeqCst);
+                    segment.devices[3].acknowledged.fetch_add(1, Ordering::SeqCst);
                 });
             }
         });
         let segment = Segment::open(&directory.0).unwrap().unwrap();
-        assert_eq!(segment.devices[3].tickets.load(Ordering::SeqCst), 16);
+        assert_eq!(segment.devices[3].acknowledged.load(Ordering::SeqCst), 16);
         let names: Vec<_> = fs::read_dir(&directory.0).unwrap().collect();
         assert_eq!(names.len(), 1, "nothing is left beside the segment: {names:?}");
     }

@@ -260,8 +260,10 @@ pub fn release(
     if !claim_ending(&tenant.owner, judged, cleaner) {
         return false;
     }
-    end();
+    // First: a holder that hands over to it looks at its place after the swap, and `end` at the
+    // gates after this, so that one of them opens the gate again.
     tenant.queue.leave();
+    end();
     if let Some(group) = Group::at(&tenant.cgroup.get()) {
         group.remove();
     }

@@ -5,7 +5,7 @@
 //! threads and futexes, where such a sleep runs into [`LIMIT`].
 //!
 //! Loom knows no time-outs, so giving up is something that an actor does. What the actors do is
-//! what `client.rs`, `claim.rs`, `region.rs` and the supervisor do, without segment, processes and clocks.
+//! what `client.rs`, `claim.rs`, `region.rs`, `hand_over.rs` and the supervisor do, without segment, processes and clocks.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64 as Note; // No part of the protocol: loom must not branch on it.
@@ -144,7 +144,9 @@ struct World {
     acknowledged: AtomicU64,
     /// One per tenant.
     entries: [Entry; 3],
-    tickets: AtomicU64,
+    clock: AtomicU64,
+    /// Whoever leaves opens the gate, though others wait.
+    budget_is_spent: bool,
     /// Bit i: tenure i was somebody's.
     tenures: Note,
     /// Submissions that are about to leave, or have left.
@@ -206,6 +208,9 @@ impl World {
         let bit = 1 << granted.tenure();
         assert_eq!(self.tenures.fetch_or(bit, Ordering::SeqCst) & bit, 0, "granted twice");
         let closing = self.gate.advance(granted, Phase::Closing).unwrap();
+        // Only now, or whoever handed over would take it for somebody that gave up. Wakes nobody:
+        // those behind find the gate closed, and its opening wakes them.
+        self.entries[granted.holder()].leave();
         self.drain();
         // From here on, not only once the swap to `Held` has synchronised some more.
         self.guarded.have_alone();
@@ -214,7 +219,25 @@ impl World {
         self.guarded.have_alone();
         let after = self.flights.each_ref().map(|it| it.counts().completed);
         assert_eq!(before, after, "a submission slipped through");
-        self.gate.open(held).unwrap();
+        self.give_up(held);
+    }
+
+    /// Hands over to whoever is first in the queue, else opens the gate.
+    fn give_up(&self, held: GateWord) {
+        let next = queue::first(self.entries.iter().enumerate(), 0, |_| !self.budget_is_spent);
+        let Some(next) = next else {
+            return self.gate.open(held).unwrap();
+        };
+        let granted = self.gate.hand_over(held, next).unwrap();
+        if self.entries[next].key_for(0).is_none() {
+            let _ = self.gate.open(granted);
+        }
+    }
+
+    /// Whether the turn was handed over to the tenant, and is still its to take.
+    fn granted_to(&self, tenant: usize) -> Option<GateWord> {
+        let word = self.gate.load();
+        (word.phase() == Phase::Granted && word.holder() == tenant).then_some(word)
     }
 
     fn grant_and_hold(&self) {
@@ -262,13 +285,14 @@ impl World {
                 place = Some(self.join(tenant));
                 continue;
             }
+            if place.is_some() && (seen.phase(), seen.holder()) == (Phase::Granted, tenant) {
+                return seen;
+            }
             let ahead = || place.map_or(0, |key| self.ahead(key));
             if seen.is_open() && ahead() == 0 {
                 let Some(granted) = self.gate.try_grant(tenant) else {
                     continue;
                 };
-                // Wakes nobody: those behind find the gate closed, and its opening wakes them.
-                self.entries[tenant].leave();
                 return granted;
             }
             slept(self.gate.wait_while(seen, LIMIT, || !seen.is_open() || ahead() != 0));
@@ -276,14 +300,36 @@ impl World {
     }
 
     fn join(&self, tenant: usize) -> Key {
-        let key = Key::new(0, queue::draw_ticket(&self.tickets));
+        let key = Key::new(0, self.clock.fetch_add(1, Ordering::SeqCst) + 1);
         self.entries[tenant].join(0, key);
         key
     }
 
+    /// Gives the place in the queue up; a turn that was handed over is given back.
     fn leave_queue(&self, tenant: usize) {
         self.entries[tenant].leave();
         self.gate.wake();
+        if let Some(granted) = self.granted_to(tenant)
+            && self.gate.open(granted).is_ok()
+        {
+            self.tenures.fetch_or(1 << granted.tenure(), Ordering::SeqCst);
+        }
+    }
+
+    /// The same, but a turn that was handed over is taken.
+    fn leave_queue_or_hold(&self, tenant: usize) {
+        self.entries[tenant].leave();
+        self.gate.wake();
+        if let Some(granted) = self.granted_to(tenant)
+            && let Ok(closing) = self.gate.advance(granted, Phase::Closing)
+        {
+            self.guarded.have_alone();
+            self.give_up(closing);
+        }
+    }
+
+    fn with_spent_budget() -> Self {
+        Self { budget_is_spent: true, ..Self::default() }
     }
 
     fn claim_and_hold(&self, tenant: usize) {
@@ -494,7 +540,7 @@ fn who_is_ahead_goes_first() {
 #[test]
 fn an_opening_gate_wakes_claimers_and_submissions() {
     model(3, || {
-        let world = Arc::new(World::default());
+        let world = Arc::new(World::with_spent_budget());
         world.gate.try_grant(HOLDER).unwrap();
         race(
             &world,
@@ -514,14 +560,14 @@ fn who_gives_up_at_an_open_gate_wakes_those_behind() {
         let world = Arc::new(World::default());
         world.join(OTHER);
         race(&world, [|it| it.leave_queue(OTHER), |it: &World| it.claim_and_hold(HOLDER)]);
-        world.assert_idle(1, 0);
+        assert!(world.gate.load().is_open());
     });
 }
 
 #[test]
 fn who_gives_up_at_a_closed_gate_wakes_those_behind() {
     model(3, || {
-        let world = Arc::new(World::default());
+        let world = Arc::new(World::with_spent_budget());
         world.gate.try_grant(2).unwrap();
         world.join(OTHER);
         race(
@@ -539,7 +585,7 @@ fn who_gives_up_at_a_closed_gate_wakes_those_behind() {
 #[test]
 fn who_comes_and_gives_up_holds_up_nobody() {
     model(2, || {
-        let world = Arc::new(World::default());
+        let world = Arc::new(World::with_spent_budget());
         race(
             &world,
             [
@@ -562,6 +608,116 @@ fn a_place_is_never_taken_for_one_on_another_device() {
             &entry,
             [|it| it.join(1, Key::new(0, 1)), |it: &Entry| assert_eq!(it.key_for(0), None)],
         );
+    });
+}
+
+#[test]
+fn claimers_take_turns_at_an_opening_gate() {
+    model(2, || {
+        let world = Arc::new(World::with_spent_budget());
+        race(&world, [|it| it.claim_and_hold(HOLDER), |it: &World| it.claim_and_hold(OTHER)]);
+        world.assert_idle(2, 0);
+    });
+}
+
+// --- hand-over ---
+
+#[test]
+fn a_turn_is_handed_over_under_a_closed_gate() {
+    model(3, || {
+        let world = Arc::new(World::default());
+        let granted = world.gate.try_grant(HOLDER).unwrap();
+        world.join(OTHER);
+        assert_eq!(granted.tenure(), 1);
+        race(
+            &world,
+            [
+                |it| it.submit(0),
+                |it| {
+                    let granted = it.claim(OTHER, Some(Key::new(0, 1)));
+                    assert_eq!((granted.tenure(), granted.holder()), (2, OTHER));
+                    it.hold(granted);
+                },
+                |it: &World| it.hold(it.gate.load()),
+            ],
+        );
+        world.assert_idle(2, 1);
+    });
+}
+
+#[test]
+fn who_gives_up_while_the_turn_is_handed_over_leaves_the_gate_open() {
+    model(3, || {
+        let world = Arc::new(World::default());
+        world.gate.try_grant(HOLDER).unwrap();
+        world.join(OTHER);
+        race(
+            &world,
+            [|it| it.submit(0), |it| it.leave_queue(OTHER), |it: &World| it.hold(it.gate.load())],
+        );
+        assert!(world.gate.load().is_open());
+        assert_eq!(world.flights[0].counts().completed, 1);
+    });
+}
+
+#[test]
+fn who_gives_up_while_the_turn_is_handed_over_holds_up_nobody_behind() {
+    model(3, || {
+        let world = Arc::new(World::default());
+        world.gate.try_grant(HOLDER).unwrap();
+        world.join(OTHER);
+        race(
+            &world,
+            [
+                |it| it.leave_queue(OTHER),
+                |it| it.claim_and_hold(2),
+                |it: &World| it.hold(it.gate.load()),
+            ],
+        );
+        assert!(world.gate.load().is_open());
+    });
+}
+
+#[test]
+fn a_grant_that_was_made_wins_or_is_taken_back() {
+    model(3, || {
+        let world = Arc::new(World::default());
+        world.gate.try_grant(HOLDER).unwrap();
+        world.join(OTHER);
+        race(
+            &world,
+            [
+                |it| it.leave_queue_or_hold(OTHER),
+                |it| it.claim_and_hold(2),
+                |it: &World| it.hold(it.gate.load()),
+            ],
+        );
+        assert!(world.gate.load().is_open());
+    });
+}
+
+#[test]
+fn a_turn_handed_over_to_the_dead_is_taken_back() {
+    model(3, || {
+        let world = Arc::new(World::default());
+        world.gate.try_grant(HOLDER).unwrap();
+        world.join(OTHER);
+        race(
+            &world,
+            [
+                |it| it.submit(0),
+                // The cleaner of a tenant that died in the queue: the place first, then the gate.
+                |it| {
+                    it.entries[OTHER].leave();
+                    let word = it.gate.load();
+                    if !word.is_open() && word.holder() == OTHER {
+                        let _ = it.gate.open(word);
+                    }
+                },
+                |it: &World| it.hold(it.gate.load()),
+            ],
+        );
+        assert!(world.gate.load().is_open());
     });
 }
 

@@ -89,7 +89,8 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
             let word = segment.devices[index].gate().load();
             matches!(word.phase(), Phase::Held | Phase::Leaving) && word.holder() == slot
         });
-        let is_frozen = it.frozen_since.load(Ordering::Acquire) != 0;
+        let frozen_since = it.frozen_since.load(Ordering::Acquire);
+        let is_frozen = frozen_since != 0;
         let state = match (holds, is_frozen) {
             (true, _) => "in_critical_region",
             (false, true) => "frozen",
@@ -105,6 +106,8 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         let names: Vec<_> = shared.map(|index| segment.devices[index].name.get()).collect();
         dict.set_item("devices", names)?;
         dict.set_item("frozen", is_frozen)?;
+        let frozen = is_frozen.then(|| seconds(now.saturating_sub(frozen_since)));
+        dict.set_item("frozen_s", frozen)?;
         let freezer = Kind::from_word(it.freezer.load(Ordering::Relaxed));
         dict.set_item("freezer", freezer.name())?;
         dict.set_item("waiting", it.waiting_threads.load(Ordering::Acquire) > 0)?;

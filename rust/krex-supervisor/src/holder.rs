@@ -12,13 +12,14 @@ use krex_core::hooks;
 use krex_core::layout::TENANTS;
 use krex_core::process;
 use krex_core::recover::{revoke, ring_for};
+use krex_core::supervision;
 use krex_core::tenant;
 use krex_core::word::{Cause, GateWord, OwnerWord, Phase, Reference};
 
-use crate::worker::Worker;
+use crate::worker::{WHILE_FROZEN, Worker};
 
 /// How long a grant may stay unused: its holder has stopped.
-const GRANT_LIMIT: u64 = SECOND;
+const GRANT_LIMIT: u64 = SECOND / 2;
 /// A holder that ran on no CPU for this long is stalled.
 pub const STALL_LIMIT: u64 = 250 * MILLISECOND;
 /// How often one looks.
@@ -105,10 +106,21 @@ impl Worker<'_> {
         };
         // The deadline may be a later tenure's by now; the swap on `word` then fails.
         if now >= deadline && !hooks::sabotaged("revoke_late") {
+            if let (Phase::Granted, Some(holder)) = (word.phase(), holder) {
+                // Nobody hands over to it again before it shows itself.
+                holder.queue.miss();
+            }
             revoke(self.segment, index, word, Cause::Deadline);
             return;
         }
         self.wake_at(deadline);
+        if let (Phase::Granted, Some(holder)) = (word.phase(), holder)
+            && holder.owner().supervisor() != self.slot
+            && now >= self.seen[index].1 + WHILE_FROZEN
+        {
+            // The hint to its supervisor may have been lost with the last holder.
+            supervision::ring(self.segment, holder.owner().supervisor());
+        }
         let is_passing = matches!(word.phase(), Phase::Closing | Phase::Leaving);
         if is_passing && self.charges.contains_key(&word.holder()) {
             // These take moments; one who is stopped in them would keep everybody frozen.

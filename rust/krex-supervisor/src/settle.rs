@@ -22,21 +22,34 @@ use crate::worker::{WHILE_FROZEN, Worker};
 /// How soon a freeze that has begun is looked at again.
 const WHILE_FREEZING: u64 = 50_000;
 
+/// What should become of a tenant.
+enum Wanted {
+    Running,
+    /// The turn is being handed over under the closed gate: who is frozen stays so, and who runs,
+    /// such as the last holder, runs until the next one closes.
+    AsItIs,
+    /// To this extent, for these devices.
+    Frozen(Extent, Vec<(usize, GateWord)>),
+}
+
 impl Worker<'_> {
-    /// What should be frozen of the tenant in `slot`, and for which devices. `None`: nothing.
-    fn wanted(&self, slot: usize) -> Option<(Extent, Vec<(usize, GateWord)>)> {
+    /// What should become of the tenant in `slot`.
+    fn wanted(&self, slot: usize) -> Wanted {
         let tenant = &self.segment.tenants[slot];
         let mut extent = Extent::Whole;
         let mut causes = Vec::new();
+        let mut granted = false;
         for index in device::with_regions(self.segment) {
             let word = self.seen[index].0;
             if word.is_open() {
                 continue;
             }
             if word.holder() == slot && !hooks::sabotaged("spare_holder") {
-                return None; // A tenant that holds a region on any device is never frozen.
+                if word.phase() == Phase::Granted {
+                    continue; // What another device's region wants of it comes first.
+                }
+                return Wanted::Running; // A tenant that holds a region is never frozen.
             }
-            let closed = matches!(word.phase(), Phase::Closing | Phase::Held | Phase::Leaving);
             let stalled = self.segment.devices[index].stalled_tenure.load(Ordering::Acquire);
             let given_up = {
                 let ack = tenant.ack(index);
@@ -44,8 +57,7 @@ impl Worker<'_> {
                     && ack.stage >= Stage::Settled
                     && ack.frozen == Frozen::No
             };
-            if !closed
-                || !tenant.shares(index)
+            if !tenant.shares(index)
                 || stalled == word.tenure()
                 || given_up
                 || tenant::descends_from(self.segment, slot, word.holder())
@@ -57,16 +69,25 @@ impl Worker<'_> {
             {
                 extent = Extent::Around { holder };
             }
-            causes.push((index, word));
+            match word.phase() {
+                Phase::Granted => granted = true,
+                _ => causes.push((index, word)),
+            }
         }
-        (!causes.is_empty()).then_some((extent, causes))
+        match (causes.is_empty(), granted, extent) {
+            (false, _, _) => Wanted::Frozen(extent, causes),
+            (true, true, Extent::Whole) => Wanted::AsItIs,
+            // The next holder's ancestors among others: they have to run for it to begin.
+            (true, _, _) => Wanted::Running,
+        }
     }
 
     /// Takes a tenant the next step towards what should be.
     pub(crate) fn settle(&mut self, slot: usize, processes: &mut ProcessTable) {
-        let Some((extent, causes)) = self.wanted(slot) else {
-            self.thaw(slot);
-            return;
+        let (extent, causes) = match self.wanted(slot) {
+            Wanted::Frozen(extent, causes) => (extent, causes),
+            Wanted::AsItIs => return,
+            Wanted::Running => return self.thaw(slot),
         };
         let mut drained = Vec::new();
         for (index, word) in &causes {
