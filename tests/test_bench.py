@@ -8,6 +8,7 @@ import math
 import os
 import pty
 import random
+import runpy
 import shlex
 import signal
 import subprocess
@@ -724,6 +725,31 @@ def test_gate_leaves_nothing_when_interrupted(number: int) -> None:
         process.send_signal(number)
         out, err = communicate(process)
     assert (process.returncode, out) == (-number, ""), err
+
+
+# The demo
+
+
+@pytest.mark.parametrize(
+    ("solo", "ungated", "krex", "per_minute", "failed"),
+    [
+        (1.0, 0.1, 0.95, 200, []),
+        (0.8, 0.1, 0.75, 200, []),
+        (1.0, 0.1, 0.85, 200, ["less than 90% of krex's timings are within 5% of solo's"]),
+        (1.0, 0.7, 0.95, 200, ["they are not 30 points above ungated's"]),
+        (1.0, 0.1, 0.95, 99, ["krex runs no more commands a minute than one at a time"]),
+    ],
+)
+def test_the_demo_says_what_it_did_not_show(
+    solo: float, ungated: float, krex: float, per_minute: float, failed: list[str]
+) -> None:
+    demo = runpy.run_path(str(Path(__file__).parent.parent / "benches" / "demo.py"))
+    shares = {"solo": solo, "ungated": ungated, "krex": krex}
+    entries = {
+        name: {"within_5pct": share, "commands_per_minute": per_minute if name == "krex" else 100}
+        for name, share in shares.items()
+    }
+    assert demo["failures"](**entries) == failed
 
 
 # The marker

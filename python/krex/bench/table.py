@@ -53,15 +53,15 @@ def _policies(data: Mapping[str, Any]) -> list[str]:
 
 
 def _kinds(data: Mapping[str, Any]) -> list[str]:
-    """Return a table of the references, and each policy's share within 5% per kind."""
+    """Return a table of each policy's share within 5% per kind, and of the references."""
     names = [entry["policy"] for entry in data["policies"]]
-    header = ["kind", "solo's median", "at first", "at last", *(f"{name} in 5%" for name in names)]
+    header = ["within 5%, by kind", *names, "solo's median", "at first", "at last"]
     rows = []
     for kind, found in data["references"].items():
         times = [_number(found[name], "{:.4g} ms") for name in ("median_ms", "before_ms")]
         times.append(_number(found["after_ms"], "{:.4g} ms"))
         shares = [_percent(entry["kinds"][kind]["within_5pct"]) for entry in data["policies"]]
-        rows.append([printable(kind), *times, *shares])
+        rows.append([printable(kind), *shares, *times])
     return table(header, rows) if rows else ["no usable measurements"]
 
 
