@@ -768,18 +768,24 @@ def test_outside_of_the_bench_a_region_is_krex_s(machine_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["solo", "ungated", "exclusive"])
-def test_the_marker_loads_nothing_of_krex_s_core(policy: str) -> None:
+def test_the_marker_does_nothing_under_other_policies(policy: str, tmp_path: Path) -> None:
     script = (
-        "import sys\n"
-        "from krex.bench import region\n"
-        "with region('x') as timed: pass\n"
-        "print(timed.to_dict(), 'krex._krex' in sys.modules)\n"
+        "from krex.bench import region\nwith region('x') as timed: pass\nprint(timed.to_dict())\n"
     )
-    environment = os.environ | {"KREX_BENCH_POLICY": policy}
+    runtime_dir = tmp_path / "krex"
+    environment = os.environ | {"KREX_BENCH_POLICY": policy, "KREX_RUNTIME_DIR": str(runtime_dir)}
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout == "{} False\n"
+    assert done.stdout == "{}\n"
+    assert not runtime_dir.exists()
+
+
+def test_commands_are_started_alike(bench: Bench, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = f"env | wc -c >> {shlex.quote(str(log))}; {prints('k', 1)}"
+    bench.run([shell(script)], "--width=2", "--count=2", "--rounds=1")
+    assert len(set(log.read_text().split())) == 1
 
 
 def test_region_lock_ends_with_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from krex.bench.commands import Command
 from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
-from krex.bench.policies import EXCLUSIVE, KREX, REGION_LOCK, Policy
+from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
 from krex.bench.processes import kill_tree
 from krex.bench.settings import Settings, Turn
 
@@ -30,6 +30,9 @@ _OUTPUT_BYTES = 64 * 1024
 _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
+# The size of the environment moves the stack, which can change timings: it is always the same.
+_PADDING_VARIABLE = "KREX_BENCH_PADDING"
+_LONGEST_NAME = max(len(name) for name in POLICIES)
 # Statuses by which `krex run` says that it could not start the command.
 _NOT_STARTED = (125, 126, 127)
 
@@ -159,6 +162,7 @@ class Launcher:
             | {
                 POLICY_VARIABLE: policy.name,
                 LOCK_VARIABLE: str(self._lock_path),
+                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
                 "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
             },
             stdin=subprocess.DEVNULL,
@@ -170,7 +174,8 @@ class Launcher:
         )
 
     def _runtime_dir(self, policy: Policy, slot: int) -> Path:
-        directory = self.directory / ("krex" if policy is KREX else f"alone-{slot}")
+        # Of the same length, too.
+        directory = self.directory / ("krex" if policy is KREX else f"{slot:04}")
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory
 
