@@ -115,6 +115,37 @@ def _entry_row(
     return Row(f"{freezer}, {count} {doing}", "ms", values, len(results), aim, note)
 
 
+def isolation(quick: bool) -> Part:
+    """Reserved CPUs: what they add to entry and exit, nobody else there."""
+    part = Part("isolation", "Entry and exit with reserved CPUs, nobody else there (medians)")
+    cpus = sorted(os.sched_getaffinity(0))
+    reserved = ",".join(map(str, cpus[-2:] if len(cpus) > 4 else cpus[-1:]))
+    for freezer in FREEZERS:
+        for setting in (reserved, "none"):
+            for threads in (1, 20, 200):
+                part.rows.append(_isolation_row(freezer, setting, threads, 50 if quick else 500))
+    part.notes += [
+        "isolate: of the entry, moving the holder's threads; exit has the way back",
+        "threads are idle but for the one that enters",
+    ]
+    return part
+
+
+def _isolation_row(freezer: str, setting: str, threads: int, repeats: int) -> Row:
+    with Stage(freezer) as stage:
+        stage.environment["KREX_RESERVED_CPUS"] = setting
+        holder = stage.holder(threads)
+        holder.measure(5, 0.0002, 0.002)
+        results = holder.measure(repeats, 0.0002, 0.002)
+    values = {
+        f"{key}{name}": percentile([1e6 * it[key] for it in results], share)
+        for key in ("entry", "isolate", "exit")
+        for name, share in (("", 0.5), (" p95", 0.95))
+    }
+    what = f"{freezer}, CPUs {setting}, {threads} thread{'s' if threads > 1 else ''}"
+    return Row(what, "us", values, len(results))
+
+
 def recovery(quick: bool) -> Part:
     """SIGKILL, until frozen siblings run again."""
     part = Part("recovery", "From SIGKILL until the last of 3 frozen siblings runs again")
@@ -278,6 +309,7 @@ def _launch_row(stage: Stage, freezer: str, repeats: int) -> Row:
 PARTS: dict[str, Callable[[bool], Part]] = {
     "gate": gate,
     "entry": entry,
+    "isolation": isolation,
     "recovery": recovery,
     "entry-busy": entry_busy,
     "recovery-busy": recovery_busy,

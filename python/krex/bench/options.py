@@ -15,6 +15,9 @@ from krex.bench.settings import Settings, default_count
 
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
+# What changes how krex does its part; a run is not resumed under another value.
+_KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", "KREX_RESERVED_CPUS")
+
 FAILED = 125
 INCONCLUSIVE = 3
 
@@ -182,6 +185,7 @@ def settings_from(arguments: Namespace) -> Settings:
         timeout=arguments.timeout,
         threads=arguments.threads,
         cpus=tuple(sorted(cpus)),
+        krex={name: os.environ[name] for name in _KREX_VARIABLES if name in os.environ},
     )
 
 

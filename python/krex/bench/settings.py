@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from krex.bench.commands import Command
@@ -38,6 +38,8 @@ class Settings:
     threads: int = 1
     #: CPUs that all commands share.
     cpus: tuple[int, ...] = (0,)
+    #: Settings of krex that were found in the environment, by name.
+    krex: Mapping[str, str] = field(default_factory=dict)
 
     def turns(self) -> list[Turn]:
         """Return the turns in order.
@@ -73,6 +75,7 @@ class Settings:
             "timeout": self.timeout,
             "threads": self.threads,
             "cpus": list(self.cpus),
+            "krex": dict(self.krex),
             "commands": [it.to_dict() for it in self.commands],
         }
 

@@ -10,9 +10,12 @@ use crate::client::Host;
 use crate::clock::{self, Deadline};
 use crate::device;
 use crate::error::{Error, Result};
-use crate::freezer::continue_all;
+use crate::freezer::{ProcessTable, continue_all};
+use crate::isolate;
+use crate::keep_off;
 use crate::layout::{DEVICES, Layout, SUPERVISORS, TENANTS};
 use crate::process::{self, Identity};
+use crate::reservation;
 use crate::segment::Segment;
 use crate::supervision;
 use crate::tenant;
@@ -64,6 +67,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         if let Some(group) = Group::at(&tenant.cgroup.get()) {
             let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
         }
+        isolate::restore_if_over(segment, index, &[]);
         let since = tenant.frozen_since.swap(0, Ordering::AcqRel);
         if since != 0 {
             let frozen = clock::now().saturating_sub(since);
@@ -72,6 +76,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         }
     }
     continue_all(segment, slot);
+    isolate::restore_leftovers(segment, slot);
     thawed
 }
 
@@ -252,6 +257,13 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     if let Some(slot) = own {
         for name in take_over(segment, slot) {
             done.push(format!("thawed {name}"));
+        }
+        let off = reservation::of_all(segment);
+        let mut processes = ProcessTable::default();
+        for tenant in segment.live_tenants.iter() {
+            if segment.tenants[tenant].owner().supervisor() == slot {
+                keep_off::give_back(segment, tenant, &off, &mut processes);
+            }
         }
     }
 }

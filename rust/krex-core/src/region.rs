@@ -1,8 +1,8 @@
 //! The region: the eight steps, as the holder takes them.
 //!
 //! 1 claim (`claim.rs`), 2 close the gate, 3 turn back and 4 drain and 5 freeze (the supervisors
-//! do these; [`close`] waits for them), 6 isolate (not yet), 7 run, 8 leave ([`Region::leave`],
-//! with the verdict in `report.rs`).
+//! do these; [`close`] waits for them), 6 isolate (`isolate.rs`), 7 run, 8 leave
+//! ([`Region::leave`], with the verdict in `report.rs`).
 //! What a step did is undone by dropping its guard, so that whatever fails midway undoes all
 //! that was done, in reverse.
 
@@ -16,6 +16,7 @@ use crate::clock::{self, Deadline};
 use crate::error::{Error, Result};
 use crate::hand_over;
 use crate::hooks;
+use crate::isolate::{self, Isolated};
 use crate::report::{Report, Verdict};
 use crate::siblings::{self, Sibling};
 use crate::supervision;
@@ -58,6 +59,10 @@ pub struct Region {
     pub(crate) claimed_at: u64,
     pub(crate) granted_at: u64,
     pub(crate) drained_at: u64,
+    /// Nanoseconds that step 6 took.
+    pub(crate) isolating: u64,
+    /// `None`: no CPUs are reserved, or the region that it joined isolated it.
+    pub(crate) isolated: Option<Box<Isolated>>,
     pub(crate) held_at: u64,
 }
 
@@ -79,6 +84,7 @@ pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
         return Ok(Region::joined(client, device, word, options, claimed_at));
     }
     let turn = Turn::take(client, device, deadline, host, claimed_at)?;
+    client.allot(device)?;
     client.be_own_tenant(host)?;
     // Only now: what is split off shares no more than it asked for.
     client.share(device);
@@ -235,8 +241,10 @@ fn close(
     }
     hooks::fault("frozen");
 
-    let held_at = clock::now();
-    holding.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
+    let frozen_at = clock::now();
+    let isolated = isolate::isolate(client, index, number);
+    let isolated_at = if isolated.is_some() { clock::now() } else { frozen_at };
+    holding.hold_deadline.store(isolated_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
         return Err(revoked_error(client, index, number));
     }
@@ -258,7 +266,9 @@ fn close(
         word: tenure.word,
         joined: false,
         label: options.label.clone(),
-        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
+        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, frozen_at),
+        isolating: isolated_at - frozen_at,
+        isolated,
         siblings,
         claimed_at,
         granted_at,
@@ -354,6 +364,8 @@ impl Region {
             claimed_at,
             granted_at: now,
             drained_at: now,
+            isolating: 0,
+            isolated: None,
             held_at: now,
         }
     }
@@ -399,6 +411,9 @@ impl Region {
                 }
                 Err(_) => revoked = true,
             }
+        }
+        if let Some(isolated) = &self.isolated {
+            isolated.restore();
         }
         let present = siblings::list(&self.client.segment, self.device, self.word.holder());
         let mut report = self.report(ended_at, revoked, verified, &present);

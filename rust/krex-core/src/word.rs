@@ -383,6 +383,103 @@ impl Revocation {
     }
 }
 
+type AllotmentState = Field<0, 4>;
+type AllotmentRecord = Field<4, 16>;
+
+/// Which CPUs a device's regions have: (whether somebody asked for them, the record they stand
+/// in). Zero: nobody has decided yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    pub explicit: bool,
+    /// `None`: no CPUs at all.
+    pub record: Option<usize>,
+}
+
+impl Allotment {
+    pub const fn pack(self) -> u64 {
+        let record = match self.record {
+            None => 0,
+            Some(record) => record as u64 + 1,
+        };
+        AllotmentRecord::put(record) | AllotmentState::put(if self.explicit { 2 } else { 1 })
+    }
+
+    pub const fn unpack(word: u64) -> Option<Self> {
+        let explicit = match AllotmentState::get(word) {
+            1 => false,
+            2 => true,
+            _ => return None,
+        };
+        let record = match AllotmentRecord::get(word) {
+            0 => None,
+            record => Some(record as usize - 1),
+        };
+        Some(Self { explicit, record })
+    }
+}
+
+/// Who has the threads of a tenant in hand, for one tenure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Isolation {
+    /// They are where they want to be.
+    None = 0,
+    /// They are on reserved CPUs, or on their way.
+    Active = 1,
+    /// The holder gives them their masks back.
+    RestoredByHolder = 2,
+    /// A supervisor does.
+    RestoredBySupervisor = 3,
+}
+
+// The stage is in the low half, which is the one that a futex compares.
+type IsolationStage = Field<0, 4>;
+type IsolationDevice = Field<4, 8>;
+type IsolationRecord = Field<12, 8>;
+type IsolationTenure = Field<20, 44>;
+
+/// The isolation of a tenant: (tenure, reservation's record, device, stage). All zero: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IsolationWord(pub u64);
+
+impl IsolationWord {
+    pub const NONE: Self = Self(0);
+
+    pub const fn new(tenure: u64, record: usize, device: usize) -> Self {
+        Self(
+            IsolationTenure::put(tenure)
+                | IsolationRecord::put(record as u64)
+                | IsolationDevice::put(device as u64)
+                | IsolationStage::put(Isolation::Active as u64),
+        )
+    }
+
+    pub const fn stage(self) -> Isolation {
+        match IsolationStage::get(self.0) {
+            1 => Isolation::Active,
+            2 => Isolation::RestoredByHolder,
+            3 => Isolation::RestoredBySupervisor,
+            _ => Isolation::None,
+        }
+    }
+
+    pub const fn with_stage(self, stage: Isolation) -> Self {
+        Self(self.0 & !IsolationStage::put(u64::MAX) | IsolationStage::put(stage as u64))
+    }
+
+    pub const fn device(self) -> usize {
+        IsolationDevice::get(self.0) as usize
+    }
+
+    pub const fn record(self) -> usize {
+        IsolationRecord::get(self.0) as usize
+    }
+
+    pub const fn tenure(self) -> u64 {
+        IsolationTenure::get(self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -424,5 +521,24 @@ mod tests {
         let revocation = Revocation { tenure: 3, cause: Cause::Stalled };
         assert_eq!(Revocation::unpack(revocation.pack()), Some(revocation));
         assert_eq!(Revocation::unpack(0), None);
+    }
+
+    #[test]
+    fn allotments_and_isolations_survive_packing() {
+        for explicit in [false, true] {
+            for record in [None, Some(0), Some(63)] {
+                let allotment = Allotment { explicit, record };
+                assert_eq!(Allotment::unpack(allotment.pack()), Some(allotment));
+            }
+        }
+        assert_eq!(Allotment::unpack(0), None);
+        let word = IsolationWord::new((1 << 44) - 1, 63, 7);
+        assert_eq!(word.stage(), Isolation::Active);
+        for stage in [Isolation::RestoredByHolder, Isolation::RestoredBySupervisor] {
+            let word = word.with_stage(stage);
+            assert_eq!((word.tenure(), word.record(), word.device()), ((1 << 44) - 1, 63, 7));
+            assert_eq!(word.stage(), stage);
+        }
+        assert_eq!(IsolationWord::NONE.stage(), Isolation::None);
     }
 }

@@ -21,7 +21,7 @@ mod _krex {
     #[pymodule_export]
     use crate::region::{Critical, Region, Report, Sibling};
     #[pymodule_export]
-    use crate::snapshot::{group_prefix, recover, snapshot};
+    use crate::snapshot::{group_prefix, planned_reservation, recover, snapshot};
     #[pymodule_export]
     use crate::submission::{Submission, set_activity};
 
