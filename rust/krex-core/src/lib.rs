@@ -42,6 +42,7 @@ pub mod keep_off;
 pub mod layout;
 #[cfg(not(loom))]
 pub mod measure;
+#[cfg(not(loom))]
 pub mod members;
 #[cfg(not(loom))]
 pub mod process;
