@@ -75,8 +75,6 @@ def show(siblings: int, repeats: int, path: str | None) -> int:
         except Interrupted:
             interruption.pass_on()
             raise
-    print(f"krex {__version__} on {machine.in_words(described)}\n")
-    print("\n".join(lines(rows)))
     trouble = None
     if path is not None:
         data = {
@@ -86,6 +84,8 @@ def show(siblings: int, repeats: int, path: str | None) -> int:
             "rows": [asdict(row) for row in rows],
         }
         trouble = save_or_rescue(path, data)
+    print(f"krex {__version__} on {machine.in_words(described)}\n")
+    print("\n".join(lines(rows)), flush=True)
     interruption.pass_on()
     if trouble is not None:
         raise BenchError(trouble)
