@@ -41,6 +41,8 @@ pub mod keep_off;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
+pub mod measure;
+#[cfg(not(loom))]
 pub mod members;
 #[cfg(not(loom))]
 pub mod process;
