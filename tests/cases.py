@@ -875,11 +875,11 @@ def late_births_go_back(reserved: int) -> None:
     start_helper()
     child = bear()
     try:
-        for _ in range(10):
+        for _ in range(4):
             with region.critical():
                 pass
             os.sched_setaffinity(child, [reserved])
-            deadline = time.monotonic() + 2
+            deadline = time.monotonic() + 1.5
             while time.monotonic() < deadline:
                 if os.sched_getaffinity(child) == own:
                     return
