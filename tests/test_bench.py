@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -13,22 +14,26 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from evaluator import read
 from harness import is_running, wait_until
-from krex.bench import machine, results, statistics, summary
+from krex.bench import gate_stage, launch, machine, results, statistics, summary
 from krex.bench.commands import Command
-from krex.bench.errors import BenchUsageError
+from krex.bench.errors import BenchError, BenchUsageError
+from krex.bench.interruption import Interruption
 from krex.bench.measurement import Measurement, read_output
 from krex.bench.policies import POLICIES, parse_policies
+from krex.bench.progress import Progress
 from krex.bench.results import TurnResult
-from krex.bench.settings import Settings
+from krex.bench.run import Run
+from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
 from krex.cli import main
 
 KREX = [sys.executable, "-m", "krex"]
@@ -318,6 +323,9 @@ def test_what_is_taken_as_a_result(output: str, outcome: str) -> None:
         (["--frob"], "unrecognized arguments: --frob"),
         (["gate", "--repeats", "0"], "--repeats is a number from 1 to 1000000"),
         (["gate", "--siblings", "-1"], "--siblings is a number from 0 to 1000"),
+        (["--width=9", "gate"], "--width before `gate` is an option of `krex bench`; those of"),
+        (["--export-json=f", "gate"], "--export-json before `gate` is an option of `krex bench`"),
+        (["--resume", "gate", "--export-json=f"], "--resume before `gate` is an option of"),
     ],
 )
 def test_usage_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +360,9 @@ def test_bad_commands_are_named_by_line(
     assert capsys.readouterr().err.startswith(f"krex: {path}:3: {message}")
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999999999", "+1", "0-8:0", "1:2", "0-8:"]
+)
 def test_lists_of_cpus_that_are_none(text: str) -> None:
     with pytest.raises(BenchUsageError, match="is no list of CPUs"):
         machine.parse_cpus(text, range(9))
@@ -360,8 +370,29 @@ def test_lists_of_cpus_that_are_none(text: str) -> None:
 
 def test_lists_of_cpus() -> None:
     assert machine.parse_cpus("0-2,5", range(9)) == {0, 1, 2, 5}
+    assert machine.parse_cpus("1, 2-8:3", range(9)) == {1, 2, 5, 8}
     with pytest.raises(BenchUsageError, match="CPU 9 may not be used here"):
         machine.parse_cpus("9", range(9))
+
+
+@pytest.mark.parametrize("where", ["environment", "command"])
+def test_reserved_cpus_are_those_of_all_commands(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, last = sorted(os.sched_getaffinity(0))
+    there = ",".join(str(it) for it in sorted(os.sched_getaffinity(0)))
+    command = shell("true")
+    if where == "environment":
+        monkeypatch.setenv(RESERVED_VARIABLE, f"{last},{last + 1}")
+    else:
+        command["env"] = {RESERVED_VARIABLE: f"{last},{last + 1}"}
+    path = tmp_path / "commands"
+    path.write_text(json.dumps(command))
+    assert main(["bench", f"--commands={path}", f"--cpus={there}"]) == 2
+    assert capsys.readouterr().err == (
+        f"krex: {RESERVED_VARIABLE} has to be some of the CPUs that all commands share (--cpus): "
+        f"CPU {last + 1} may not be used here; there are {there}\n"
+    )
 
 
 def test_without_numpy_the_extra_is_named(
