@@ -207,7 +207,6 @@ STEADY = [measured("solo", turn, 1.0, 1.01, 0.99) for turn in (1, 2, 3)]
 def test_inflation_is_against_the_median_of_solo() -> None:
     found = said(*STEADY, measured("ungated", 1, 1.0, 1.04, 2.0, 4.0, None))
     solo, ungated = found.policies
-    assert found.doubts == []
     assert found.references["k"]["median_ms"] == 1.0
     assert (solo["within_2pct"], solo["commands_per_minute"]) == (1.0, 18.0)
     assert (ungated["commands"], ungated["usable"], ungated["broken"]) == (5, 4, {"crashed": 1})
@@ -242,10 +241,19 @@ def test_inflation_is_against_the_median_of_solo() -> None:
             "other: 0 usable solo measurements, at least 3 are needed",
         ),
         ([*STEADY, measured("krex", 1, None, None)], "krex: no usable measurements"),
+        (
+            [*STEADY, measured("krex", 1, *[1.0] * 18, None)],
+            "krex: 1 of 19 commands broke (more than 5%), and are in none of its timings",
+        ),
     ],
 )
 def test_doubtful_references_are_named(measurements: list[list[Measurement]], doubt: str) -> None:
     assert said(*measurements).doubts == [doubt]
+
+
+def test_a_few_broken_commands_are_no_doubt() -> None:
+    found = said(*STEADY, measured("krex", 1, *[1.0] * 19, None))
+    assert (found.doubts, found.policies[1]["broken"]) == ([], {"crashed": 1})
 
 
 def test_what_cannot_be_compared_is_not_counted() -> None:
@@ -780,10 +788,17 @@ def test_the_demo_says_what_it_did_not_show(
     demo = runpy.run_path(str(Path(__file__).parent.parent / "benches" / "demo.py"))
     shares = {"solo": solo, "ungated": ungated, "krex": krex}
     entries = {
-        name: {"within_5pct": share, "commands_per_minute": per_minute if name == "krex" else 100}
+        name: {
+            "within_5pct": share,
+            "commands_per_minute": per_minute if name == "krex" else 100,
+            "commands": 36,
+            "usable": 36,
+        }
         for name, share in shares.items()
     }
     assert demo["failures"](**entries) == failed
+    entries["krex"]["usable"] = 35
+    assert demo["failures"](**entries) == ["1 of 36 commands broke under krex"]
 
 
 # The marker
