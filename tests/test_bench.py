@@ -300,6 +300,11 @@ def test_policies_take_turns_between_references() -> None:
         ('{"kind": "k", "ms": Infinity}', "bad result"),
         ('{"kind": "k", "ms": -1}', "bad result"),
         ('{"kind": "k", "ms": 0}', "bad result"),
+        ('{"kind": "k", "ms": 1e-9}', "ok"),
+        ('{"kind": "k", "ms": 1e-10}', "bad result"),
+        ('{"kind": "k", "ms": 1e12}', "ok"),
+        ('{"kind": "k", "ms": 1.1e12}', "bad result"),
+        ('{"kind": "k", "ms": 1e308}', "bad result"),
         ('{"kind": "k", "ms": "1"}', "bad result"),
         ('{"kind": "k", "ms": true}', "bad result"),
         ('{"kind": "k", "ms": null}', "bad result"),
@@ -464,7 +469,39 @@ def test_what_cannot_be_saved_any_more_is_saved_elsewhere(
     assert json.loads(kept.read_text()) == {"a": 1}
 
 
-@pytest.mark.parametrize("ms", [math.nan, math.inf, -1.0, 0.0, None, "1", True])
+def test_a_full_disk_keeps_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_a_part(_: object, file: IO[str]) -> None:
+        written.append(file.name)
+        file.write("{")
+        file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    written: list[Any] = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(results, "_write", write_a_part)
+    rescued = set(Path("/dev/shm").glob("krex-results-*"))
+    told = results.save_or_rescue(str(tmp_path / "file"), {"a": 1})
+    assert told is not None
+    assert "No space left on device; nor anything elsewhere" in told
+    assert len(written) == 4
+    assert list(tmp_path.iterdir()) == []
+    assert set(Path("/dev/shm").glob("krex-results-*")) <= rescued
+
+
+def test_a_number_that_json_has_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = results.save_or_rescue(str(tmp_path / "file"), {"a": math.inf})
+    assert told is not None
+    assert told.startswith(f"cannot write {tmp_path}/file: Out of range float values")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ms", [math.nan, math.inf, 1e308, -1.0, 0.0, None, "1", True])
 def test_measurements_that_are_none_are_not_resumed(ms: Any) -> None:
     (fine,) = measured("solo", 1, 1.0)
     assert Measurement.from_dict(fine.to_dict()) == fine
