@@ -709,6 +709,54 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
     assert before <= set(after)
 
 
+def test_regions_of_killed_commands_are_not_counted(bench: Bench, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    script = (
+        "import os, sys, time\n"
+        "from krex.bench import region\n"
+        "if os.environ['KREX_BENCH_POLICY'] == 'region-lock':\n"
+        "    with region():\n"
+        "        open(sys.argv[1], 'x').close()\n"
+        "        time.sleep(1000)\n"
+    )
+    argv = [sys.executable, "-c", script, str(inside)]
+    options = ["--count=1", "--rounds=1", "--policies=region-lock"]
+    process = subprocess.Popen(
+        bench.argv([{"argv": argv}], *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(inside.exists, "a command is in its region")
+    finally:
+        process.send_signal(signal.SIGINT)
+        communicate(process)
+    entry = bench.policy("region-lock")
+    assert (entry["commands"], entry["regions"]) == (0, 0)
+
+
+def test_another_krex_does_not_go_on(bench: Bench) -> None:
+    options = ["--rounds=1", "--count=1", "--policies=solo"]
+    bench.run([shell("exit 1")], *options, status=INCONCLUSIVE)
+    bench.run([shell("exit 1")], *options, "--resume", status=INCONCLUSIVE)
+    found = bench.results()
+    bench.file.write_text(json.dumps(found | {"krex_version": "0.0.0"}))
+    done = bench.run([shell("exit 1")], *options, "--resume", status=2)
+    assert f'krex_version was "0.0.0" and is "{found["krex_version"]}"' in done.stderr
+
+
+def test_the_file_is_written_when_no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setattr("krex.bench.run.save", lambda *_: saved.append(1))
+    command = Command(("sleep", "1.2"), "k")
+    cpus = tuple(os.sched_getaffinity(0))
+    settings = Settings((command,), parse_policies("solo"), count=2, rounds=1, cpus=cpus)
+    found = results.Results(settings, machine.describe(), "1")
+    Run(found, "file", Interruption(), Progress(4)).run()
+    assert len(saved) == len(settings.turns())
+
+
 def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Wait for the end of a bench; one that does not end is killed."""
     try:
