@@ -837,6 +837,21 @@ def test_gate_measures_each_thing(tmp_path: Path) -> None:
         assert 0 < row["median"] <= row["p95"] <= row["p99"] <= row["max"]
 
 
+@pytest.mark.parametrize("printed", ["", "part of a line"])
+def test_gate_does_not_wait_for_ever(printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interruption = Interruption()
+    script = f"import time; print({printed!r}, end='', flush=True); time.sleep(1000)"
+    monkeypatch.setattr(gate_stage, "own_program", lambda *_: (sys.executable, "-c", script))
+    with gate_stage.Stage(interruption) as stage:
+        monkeypatch.setattr(gate_stage, "_LIMIT_S", 0.5)
+        with pytest.raises(BenchError, match=r"did not answer within 0\.5 s"):
+            stage.start("timer", is_tenant=False)
+        monkeypatch.setattr(gate_stage, "_LIMIT_S", 60)
+        threading.Timer(0.3, lambda: setattr(interruption, "signal", signal.SIGINT)).start()
+        with pytest.raises(gate_stage.Interrupted):
+            stage.start("timer", is_tenant=False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_gate_leaves_nothing_when_interrupted(number: int) -> None:
     process = subprocess.Popen(
