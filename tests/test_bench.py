@@ -930,11 +930,28 @@ def test_the_marker_does_nothing_under_other_policies(policy: str, tmp_path: Pat
     assert not runtime_dir.exists()
 
 
-def test_commands_are_started_alike(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserved", [None, "", "none", "CPU"])
+def test_commands_are_started_alike(bench: Bench, tmp_path: Path, reserved: str | None) -> None:
     log = tmp_path / "log"
-    script = f"env | wc -c >> {shlex.quote(str(log))}; {prints('k', 1)}"
-    bench.run([shell(script)], "--width=2", "--count=2", "--rounds=1")
-    assert len(set(log.read_text().split())) == 1
+    script = (
+        f'echo "$(env | wc -c) $KREX_BENCH_POLICY ${{{RESERVED_VARIABLE}-unset}}" '
+        f">> {shlex.quote(str(log))}; {prints('k', 1)}"
+    )
+    if reserved == "CPU":
+        reserved = str(max(os.sched_getaffinity(0)))
+    command = (
+        shell(script)
+        if reserved is None
+        else shell(script) | {"env": {RESERVED_VARIABLE: reserved}}
+    )
+    bench.run([command], "--width=2", "--count=2", "--rounds=1")
+    sizes, policies, settings = zip(
+        *(it.split(" ") for it in log.read_text().splitlines()), strict=True
+    )
+    assert len(set(sizes)) == 1
+    # Only krex has what it needs for its regions.
+    for policy, found in zip(policies, settings, strict=True):
+        assert found == ("unset" if reserved is None else reserved if policy == "krex" else "none")
 
 
 def test_region_lock_ends_with_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
 from krex.bench.processes import kill_tree
-from krex.bench.settings import Settings, Turn
+from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
 
 # How much of a command's output is looked at: its end.
 _OUTPUT_BYTES = 64 * 1024
@@ -33,6 +33,7 @@ _KILL_LIMIT_S = 10.0
 # The size of the environment moves the stack, which can change timings: it is always the same.
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
+_NO_CPUS = "none"
 # Statuses by which `krex run` says that it could not start the command.
 _NOT_STARTED = (125, 126, 127)
 
@@ -157,14 +158,7 @@ class Launcher:
             argv = [self._krex, "run", *options, "--", *argv]
         return subprocess.Popen(
             argv,
-            env=self._environment
-            | command.env
-            | {
-                POLICY_VARIABLE: policy.name,
-                LOCK_VARIABLE: str(self._lock_path),
-                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
-                "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
-            },
+            env=self._environment_of(running),
             stdin=subprocess.DEVNULL,
             # Files, since nobody has to read them meanwhile, and a process left behind that
             # keeps them open keeps nobody waiting.
@@ -172,6 +166,24 @@ class Launcher:
             stderr=running.errors,
             start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
         )
+
+    def _environment_of(self, running: _Running) -> dict[str, str]:
+        policy = running.job.turn.policy
+        environment = self._environment | running.job.command.env
+        spare = _LONGEST_NAME - len(policy.name)
+        reserved = environment.get(RESERVED_VARIABLE)
+        if reserved is not None:
+            # Else a command that calls `krex.region.critical()` itself would have these CPUs for
+            # its regions under other policies, too.
+            value = reserved if policy is KREX else _NO_CPUS
+            environment[RESERVED_VARIABLE] = value
+            spare += len(reserved) + len(_NO_CPUS) - len(value)
+        return environment | {
+            POLICY_VARIABLE: policy.name,
+            LOCK_VARIABLE: str(self._lock_path),
+            _PADDING_VARIABLE: "." * spare,
+            "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
+        }
 
     def _runtime_dir(self, policy: Policy, slot: int) -> Path:
         # Of the same length, too.
