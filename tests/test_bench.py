@@ -577,6 +577,81 @@ def overlaps(notes: list[dict[str, Any]], policy: str, first: str, last: str) ->
     )
 
 
+def test_the_commands_of_exclusive_wait_beside_each_other(bench: Bench, tmp_path: Path) -> None:
+    go, log = tmp_path / "go", tmp_path / "log"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = exclusive ]; then echo $$ >> {shlex.quote(str(log))}; "
+        f"while ! [ -e {shlex.quote(str(go))} ]; do sleep 0.02; done; fi; {prints('k', 1)}"
+    )
+    options = ["--width=3", "--count=4", "--rounds=1", "--policies=exclusive"]
+    with subprocess.Popen(bench.argv([shell(script)], *options), stdout=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: log.exists() and len(children(process.pid)) == 3, "three wait")
+            assert len(log.read_text().split()) == 1
+        finally:
+            go.touch()
+            assert process.wait(60) == 0
+    assert bench.policy("exclusive")["usable"] == 4
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "krex"])
+def test_the_time_limit_does_not_count_what_the_policy_keeps_waiting(
+    bench: Bench, policy: str
+) -> None:
+    script = (
+        "import json, os, time\n"
+        "from krex.bench import region\n"
+        "with region():\n"
+        f"    busy = 1.6 if os.environ['KREX_BENCH_POLICY'] == {policy!r} else 0\n"
+        "    end = time.monotonic() + busy\n"
+        "    while time.monotonic() < end: pass\n"
+        "print(json.dumps({'kind': 'k', 'ms': 1}))\n"
+    )
+    options = ["--width=3", "--count=3", "--rounds=1", "--timeout=3", f"--policies={policy}"]
+    bench.run([{"argv": [sys.executable, "-c", script]}], *options)
+    assert bench.policy(policy)["seconds"] > 4.8
+
+
+def test_the_time_limit_is_the_same_for_who_handles_sigterm(bench: Bench) -> None:
+    command = shell(f"trap 'exit 0' TERM; {prints('k', 1)}; sleep 1000 & wait")
+    options = ["--width=2", "--count=2", "--rounds=1", "--timeout=0.5"]
+    bench.run([command], *options, status=INCONCLUSIVE)
+    for entry in bench.results()["policies"]:
+        assert entry["broken"] == {"timed out": len(entry["measurements"])}, entry["policy"]
+    # Who waits for the lock is not ended with the one that has it.
+    assert bench.policy("exclusive")["seconds"] >= 1.0
+
+
+def test_what_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command((sys.executable, "-c", "import time; time.sleep(1000)"), "k")
+    settings = Settings((command,), parse_policies("ungated"), width=1, timeout=0.2)
+    turn = Turn(POLICIES["ungated"], 1)
+    with launch.Launcher(settings) as launcher, monkeypatch.context() as patch:
+        # As if it hung in the kernel.
+        patch.setattr(launch._Running, "kill", lambda _: None)
+        patch.setattr(launch, "_KILL_LIMIT_S", 0.2)
+        assert launcher.try_start(launch.Job(turn, 0, 0, command))
+        (running,) = launcher._running
+        assert running.process is not None
+        try:
+            found = wait_until(lambda: launcher.wait(0.1), "it is given up", 10)
+            assert [it.outcome for it in found] == ["timed out"]
+            assert found[0].detail == (
+                f"not done after 0.2 s; process {running.process.pid} cannot be killed and was "
+                "left behind"
+            )
+            assert launcher.running == 0
+            # And another one runs in its place.
+            assert launcher.try_start(launch.Job(turn, 1, 0, command))
+        finally:
+            running.process.kill()
+            running.process.wait()
+
+
 def test_region_lock_says_who_does_not_take_part(bench: Bench, tmp_path: Path) -> None:
     argv = [sys.executable, EVALUATOR, str(tmp_path / "log"), "--direct"]
     options = ["--width=2", "--count=2", "--rounds=1", "--policies=region-lock"]
@@ -638,6 +713,13 @@ def test_a_command_that_prints_without_end_is_ended(bench: Bench) -> None:
     for entry in bench.results()["policies"]:
         for it in entry["measurements"]:
             assert (it["outcome"], it["detail"]) == ("bad result", "printed more than 64 MiB")
+
+
+def test_a_command_that_prints_too_much_and_ends_is_broken(bench: Bench) -> None:
+    script = f"head -c 70000000 /dev/zero; echo; {prints('k', 1)}"
+    options = ["--rounds=1", "--count=1", "--policies=solo"]
+    bench.run([shell(script)], *options, status=INCONCLUSIVE)
+    assert bench.policy("solo")["broken"] == {"bad result": 2}
 
 
 def test_without_usable_measurements_it_says_so(bench: Bench) -> None:
