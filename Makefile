@@ -55,7 +55,7 @@ wheel: .venv-build/.zig ## build the portable wheel (manylinux_2_17) into dist/
 test: test-rust test-python ## run all tests
 
 .PHONY: test-rust
-test-rust: ## run the Rust tests, natively and under loom
+test-rust: .venv-test/.installed ## run the Rust tests, natively and under loom
 	$(CARGO) test --locked --workspace
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
 		$(CARGO) test --locked --release -p krex-core --test loom
