@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::drain::coverage;
 use crate::layout::Layout;
 use crate::tenant;
 use crate::word::{Ack, Drained, Frozen, Obstacle, Reference, SlotState, Stage};
@@ -28,6 +29,8 @@ pub struct Outcome {
     /// Submissions of it that were completed, or begun, while the region ran.
     pub submissions: u64,
     pub in_flight: u64,
+    /// Its interposer met a function that it doesn't know.
+    pub incomplete: bool,
     pub problems: Vec<Problem>,
 }
 
@@ -126,7 +129,7 @@ impl Sibling {
         self.settled = Some(self.ack(segment, device, tenure));
         let slots: Vec<usize> = self.submitters(segment, device).collect();
         for slot in slots {
-            self.completed.insert(slot, segment.submitters[slot].flight().counts().completed);
+            self.completed.insert(slot, segment.submitters[slot].progress());
         }
     }
 
@@ -134,11 +137,13 @@ impl Sibling {
     pub fn judge(&self, segment: &Layout, device: usize, tenure: u64, verified: bool) -> Outcome {
         let mut submissions = 0;
         let mut in_flight = 0;
+        let mut incomplete = false;
         for slot in self.submitters(segment, device) {
-            let counts = segment.submitters[slot].flight().counts();
+            let submitter = &segment.submitters[slot];
             let before = self.completed.get(&slot).copied().unwrap_or(0);
-            submissions += counts.completed.saturating_sub(before);
-            in_flight += counts.in_flight;
+            submissions += submitter.progress().saturating_sub(before);
+            in_flight += submitter.in_flight();
+            incomplete |= submitter.covers(coverage::INCOMPLETE);
         }
         let ack = self.ack(segment, device, tenure);
         let ended = self.has_ended(segment);
@@ -148,6 +153,7 @@ impl Sibling {
             frozen: if ack.stage == Stage::None && ended { Frozen::Gone } else { ack.frozen },
             submissions,
             in_flight,
+            incomplete,
             problems: Vec::new(),
         };
         outcome.problems = self.problems(&outcome, ack, verified || ended);
@@ -161,6 +167,11 @@ impl Sibling {
         if outcome.submissions > 0 {
             add(true, format!("{name} submitted {} times in the region", outcome.submissions));
         }
+        if outcome.incomplete {
+            let text = "uses functions of the driver that this krex does not know, so that not all \
+                        that it submits is gated";
+            add(true, format!("{name} {text}"));
+        }
         if outcome.frozen == Frozen::Gone {
             return problems;
         }
@@ -169,8 +180,11 @@ impl Sibling {
             return problems;
         }
         if ack.drained == Drained::TimedOut {
-            let count = outcome.in_flight.max(1);
-            add(true, format!("{name} was not drained: {count} in flight after drain_timeout"));
+            let what = match outcome.in_flight {
+                0 => "work of it was still running".to_owned(),
+                count => format!("{count} in flight"),
+            };
+            add(true, format!("{name} was not drained: {what} after drain_timeout"));
         }
         if ack.frozen == Frozen::No {
             let why = match ack.obstacle {

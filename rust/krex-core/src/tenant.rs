@@ -298,6 +298,19 @@ pub fn resolve(segment: &Layout, reference: Reference) -> Option<&Tenant> {
     (owner.generation() == reference.generation && is_there).then_some(tenant)
 }
 
+/// The tenant whose root is the process `identity`.
+pub fn find_rooted(segment: &Layout, supervisor: usize, identity: &Identity) -> Option<Reference> {
+    segment.live_tenants.iter().find_map(|slot| {
+        let tenant = &segment.tenants[slot];
+        let owner = tenant.owner();
+        let is_root = owner.state() == SlotState::Live
+            && owner.supervisor() == supervisor
+            && owner.pid() == identity.pid
+            && tenant.start_time.load(Ordering::Acquire) == identity.start_time;
+        is_root.then(|| Reference { slot, generation: owner.generation() })
+    })
+}
+
 /// The tenant that the calling process belongs to: by its cgroup, else by its ancestors. One of
 /// another PID namespace is found by the cgroup only.
 pub fn find_own(
