@@ -289,6 +289,20 @@ impl Client {
         supervision::ring(&self.segment, self.supervisor);
     }
 
+    /// The same for a device on which this process could do nothing before, since all that it does
+    /// there passes the gate: a region that runs now was not disturbed.
+    pub fn share_from_birth(&self, device: usize) {
+        let Some(tenant) = tenant::resolve(&self.segment, self.reference()) else { return };
+        // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
+        tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+        // Relaxed: what a region of this process is about when it names no device. Whoever is first
+        // decides; `krex run --device` was.
+        let default = &tenant.default_device;
+        let _ =
+            default.compare_exchange(0, device as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
+        supervision::ring(&self.segment, self.supervisor);
+    }
+
     /// Makes this process the root of its tenant, splitting it off from the one it is in.
     ///
     /// # Errors
