@@ -104,7 +104,7 @@ fn call(function: &Function) -> String {
         Class::Resolver => {
             let names: Vec<String> =
                 function.parameters[..4].iter().map(|it| name(&it.name)).collect();
-            format!("resolver::resolve({}, work)", names.join(", "))
+            format!("resolver::resolve({}, {per_thread}, work)", names.join(", "))
         }
     }
 }

@@ -9,6 +9,9 @@ use std::process::{Command, Stdio};
 use krex_driver::table::{Table, base_name};
 use krex_driver::{CUDA, abi};
 
+/// Exported by the driver, but not declared in the header.
+const UNDECLARED: [&str; 1] = ["cuGetProcAddress_v2_ptsz"];
+
 /// Has the header declare all versions of all functions.
 const ALL_VERSIONS: &str = "-D__CUDA_API_VERSION_INTERNAL";
 
@@ -80,7 +83,9 @@ fn every_function_of_the_header_is_classified() {
     assert!(unknown.is_empty(), "cuda.h has functions that cuda.table does not class: {unknown:?}");
     let harmless = table.harmless.keys();
     let names = table.functions.iter().map(|it| &it.name).chain(harmless);
-    let gone: Vec<_> = names.filter(|it| declared.binary_search(it).is_err()).collect();
+    let gone: Vec<_> = names
+        .filter(|it| declared.binary_search(it).is_err() && !UNDECLARED.contains(&it.as_str()))
+        .collect();
     assert!(gone.is_empty(), "cuda.table has functions that cuda.h does not: {gone:?}");
 }
 
@@ -89,7 +94,7 @@ fn prototypes_and_versions_are_the_headers() {
     let table = Table::parse(CUDA).unwrap();
     let mut source =
         String::from("#include <stddef.h>\n#include <cuda.h>\n#include <cudaTypedefs.h>\n");
-    for function in &table.functions {
+    for function in table.functions.iter().filter(|it| !UNDECLARED.contains(&it.name.as_str())) {
         let name = &function.name;
         let parameters = function.c_parameters();
         source += &format!(

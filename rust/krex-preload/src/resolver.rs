@@ -12,7 +12,8 @@ use crate::driver::{Status, status};
 use crate::wrappers::{COUNT, RENAMED, WRAPPERS};
 use crate::{lane, lookup};
 
-/// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
+/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM` and `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
+const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
 /// Asks the driver, then exchanges the address.
@@ -21,6 +22,7 @@ pub fn resolve(
     function: *mut c_void,
     version: i32,
     flags: u64,
+    per_thread_by_default: bool,
     work: impl FnOnce() -> Status,
 ) -> Status {
     let result = work();
@@ -37,7 +39,8 @@ pub fn resolve(
         return result;
     }
     let version = u32::try_from(version).unwrap_or(0);
-    match index_of(address, text, version, flags & PER_THREAD != 0) {
+    let per_thread = flags & PER_THREAD != 0 || (per_thread_by_default && flags & LEGACY == 0);
+    match index_of(address, text, version, per_thread) {
         // SAFETY: the caller's variable, as above.
         Some(index) => unsafe { *function = lookup::adopt(index, address).cast_mut() },
         None if lookup::is_suspicious(text) && !lookup::is_wrapper(address) => {
