@@ -66,6 +66,7 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
         // SAFETY: SIG_IGN runs no code of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }
+    crate::preload::set(&host.program);
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {

@@ -13,6 +13,7 @@ mod keeper;
 mod launcher;
 mod limits;
 mod options;
+mod preload;
 mod settle;
 mod worker;
 
