@@ -116,6 +116,8 @@ fn make(slot: &AtomicPtr<Lane>, ordinal: i32) -> Option<&'static Lane> {
         return None;
     }
     host::start_log();
+    // A thread that is cancelled midway would leave the process half attached.
+    let _uncancelled = Uncancelled::begin();
     // A panic must not reach the program.
     let lane = known(slot).map_or_else(
         || catch_unwind(AssertUnwindSafe(|| attach(ordinal))).unwrap_or(Ok(None)),
@@ -138,6 +140,34 @@ fn make(slot: &AtomicPtr<Lane>, ordinal: i32) -> Option<&'static Lane> {
     }
     CHANGING.unlock();
     lane
+}
+
+/// Puts the calling thread's cancellation off for as long as it lives.
+struct Uncancelled {
+    before: libc::c_int,
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// `PTHREAD_CANCEL_DISABLE`
+const CANCEL_DISABLE: libc::c_int = 1;
+
+impl Uncancelled {
+    fn begin() -> Self {
+        let mut before = 0;
+        // SAFETY: pthread_setcancelstate(int, int *): a variable that lives through the call.
+        unsafe { pthread_setcancelstate(CANCEL_DISABLE, &raw mut before) };
+        Self { before }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; the state is the one that the thread had.
+        unsafe { pthread_setcancelstate(self.before, &raw mut self.before) };
+    }
 }
 
 /// Makes this process a tenant that shares the device.

@@ -1,0 +1,307 @@
+"""The interposer: what a process submits to the CUDA driver waits at the gate and is drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import simgpu
+from harness import LIMIT, Actor, Machine, wait_until
+
+TABLE = Path(__file__).parents[1] / "rust" / "krex-driver" / "cuda.table"
+
+
+@pytest.fixture
+def gpu() -> Iterator[simgpu.SimGpu]:
+    with simgpu.device() as device:
+        yield device
+
+
+def tell(actor: Actor, function: str, limit: float = LIMIT, **arguments: Any) -> Any:
+    """Have an actor call a function of cuda_client.py."""
+    actor.send("call", module="cuda_client", function=function, arguments=arguments)
+    return actor.answer(limit)
+
+
+def start(machine: Machine, gpu: simgpu.SimGpu, **arguments: Any) -> tuple[Actor, str]:
+    """An actor with a context, and krex's name for its device."""
+    actor = machine.actor(env=gpu.environment)
+    return actor, tell(actor, "begin", **arguments)
+
+
+def wrapped(*classes: str) -> dict[str, int]:
+    """The functions of these classes of the table, with how many parameters each has."""
+    functions: dict[str, int] = {}
+    current = ""
+    for line in TABLE.read_text().splitlines():
+        if title := re.fullmatch(r"\[(.*)\]", line):
+            current = title[1]
+        elif match := re.fullmatch(r"\d+ (\w+)(?:\((.*)\)| = (\w+))", line):
+            name, parameters, twin = match.groups()
+            count = functions.get(twin, 0) if twin else parameters.count(",") + 1
+            if current.split(":")[0] in classes:
+                functions[name] = count
+    return functions
+
+
+def exported() -> set[str]:
+    """The names that the driver for tests has."""
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", simgpu.LIBRARY], check=True, text=True, capture_output=True
+    )
+    return {line.split()[-1] for line in done.stdout.splitlines()}
+
+
+def held_by_child(actor: Actor, device: str, place: Path) -> tuple[Path, Path]:
+    """Have a child of the actor hold a region: an ancestor is gated, but never frozen."""
+    held, go = place / "held", place / "go"
+    tell(actor, "start_child", device=device, held=str(held), go=str(go))
+    wait_until(held.exists, "the child is in its region")
+    return held, go
+
+
+GATED = (
+    "submission",
+    "submission config",
+    "submission list",
+    "resource",
+    "resource upload",
+    "resource stream_end",
+    "birth of_device",
+    "birth",
+    "death of_context",
+    "death",
+    "capture begin",
+)
+
+
+def test_every_entry_waits_at_the_gate(
+    machine: Machine, gpu: simgpu.SimGpu, tmp_path: Path
+) -> None:
+    actor, device = start(machine, gpu)
+    tell(actor, "synchronize")
+    names = {it: count for it, count in wrapped(*GATED).items() if it in exported()}
+    assert len(names) > 120
+    held, go = held_by_child(actor, device, tmp_path)
+    done = tmp_path / "done"
+    actor.send(
+        "call",
+        module="cuda_client",
+        function="call_all",
+        arguments={"names": list(names.items()), "done": str(done)},
+    )
+    wait_until(Path(f"{done}.started").exists, "all threads run")
+    time.sleep(0.3)
+    assert not done.exists()
+    reached = {it.name for it in gpu.journal(actor.pid)}
+    opened = time.monotonic_ns()
+    go.touch()
+    actor.answer()
+    lines = [line.split() for line in done.read_text().splitlines()]
+    early = [line[0] for line in lines if int(line[2]) < opened]
+    assert early == []
+    assert {line[0] for line in lines} == set(names)
+    # Each came back with the driver's own answer: most of them refuse zeros.
+    assert len({line[3] for line in lines}) > 1
+    assert {it.name for it in gpu.journal(actor.pid)} >= reached
+    report = json.loads(wait_until(lambda: held.read_text(), "the report"))
+    assert [it["submissions"] for it in report["siblings"]] == [0]
+    assert tell(actor, "wait_for_child") == 0
+
+
+def test_streams_are_drained_before_the_region(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device, env=gpu.environment)
+    for stream in (0, 1, None):
+        tell(sibling, "launch", seconds=0.3, stream=stream)
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    report = holder.do("leave")
+    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
+    assert idle[-1:] < [entered]
+    assert [it["drained"] for it in report["siblings"]] == ["streams"]
+    assert report["verdict"] == "clean", report["reasons"]
+    assert report["drain_s"] > 0.1
+
+
+def test_who_submitted_nothing_is_not_asked(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    tell(sibling, "launch", seconds=0.01)
+    assert holder.do("whole", device=device)["siblings"][0]["drained"] == "streams"
+    assert holder.do("whole", device=device)["siblings"][0]["drained"] == "idle"
+    tell(sibling, "launch")
+    assert holder.do("whole", device=device)["siblings"][0]["drained"] == "streams"
+
+
+def test_an_endless_kernel_is_waited_for_once(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    tell(sibling, "launch", name="forever", stream=0)
+    holder = machine.actor("--device", device)
+    report = holder.do("whole", drain_timeout=0.3)
+    assert report["siblings"][0]["drained"] == "timed out"
+    assert report["verdict"] == "contended"
+    assert any("work of it was still running" in it for it in report["reasons"])
+    assert report["drain_s"] >= 0.3
+    report = holder.do("whole", drain_timeout=30)
+    assert report["verdict"] == "contended"
+    assert report["drain_s"] < 10
+
+
+def test_an_error_counts_as_drained_and_is_told(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    tell(sibling, "launch", name="crash", stream=0)
+    holder = machine.actor("--device", device)
+    report = holder.do("whole", drain_timeout=10)
+    assert report["siblings"][0]["drained"] == "error"
+    assert report["verdict"] == "clean", report["reasons"]
+
+
+def test_the_regions_own_work_belongs_to_it(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    holder, device = start(machine, gpu)
+    sibling, _ = start(machine, gpu)
+    # The device is that of its only context.
+    holder.do("enter")
+    tell(holder, "launch", seconds=0.3, stream=0)
+    tell(holder, "launch", seconds=0.3, stream=1)
+    sibling.send("call", module="cuda_client", function="launch", arguments={})
+    report = holder.do("leave")
+    sibling.answer()
+    assert report["device"] == device
+    assert report["pending_at_exit_s"] > 0.1
+    assert (report["submissions"], report["streams"]) == (2, 2)
+    # The stall breaker saw that the holder was waiting for the device.
+    assert report["verdict"] == "clean", report["reasons"]
+    idle = [it.time for it in gpu.journal(holder.pid) if it.kind == "idle"]
+    launched = [it.time for it in gpu.journal(sibling.pid) if it.kind == "launch"]
+    assert idle[0] < launched[0]
+
+
+def test_nothing_pending_costs_nothing(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    holder, _ = start(machine, gpu)
+    assert holder.do("whole")["pending_at_exit_s"] >= 0
+    report = holder.do("whole")
+    assert (report["pending_at_exit_s"], report["submissions"], report["streams"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+@pytest.mark.parametrize("flags", [0, 1], ids=["blocking", "non-blocking"])
+def test_captures_survive_a_drain(
+    machine: Machine, gpu: simgpu.SimGpu, mode: str, flags: int
+) -> None:
+    sibling, device = start(machine, gpu, flags=flags)
+    holder = machine.actor("--device", device)
+    # Work on the stream itself before its capture, and on another one.
+    tell(sibling, "launch", seconds=0.2, stream=0)
+    tell(sibling, "launch", seconds=0.2, stream=1)
+    tell(sibling, "begin_capture", mode=mode)
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    report = holder.do("leave")
+    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
+    assert idle and idle[-1] < entered
+    assert report["siblings"][0]["drained"] == "streams"
+    assert report["verdict"] == "clean", report["reasons"]
+    assert tell(sibling, "end_capture") == 2
+
+
+def test_a_destroyed_streams_work_is_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    tell(sibling, "launch", seconds=0.3, stream=1)
+    tell(sibling, "destroy_stream", stream=1)
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    holder.do("leave")
+    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
+    assert idle and idle[-1] < entered
+
+
+def test_a_sibling_killed_inside_of_the_driver(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    tell(sibling, "kill_self_at", seconds=0.5)
+    sibling.send("call", module="cuda_client", function="copy_back", arguments={"seconds": 60})
+    report = holder.do("whole", drain_timeout=20)
+    assert report["drain_s"] < 15
+    with pytest.raises(EOFError):
+        sibling.answer()
+
+
+def test_all_threads_are_counted(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    holder, _ = start(machine, gpu)
+    tell(holder, "synchronize")
+    before = len(gpu.submissions(holder.pid))
+    holder.do("enter")
+    tell(holder, "set_memory", count=50, threads=8)
+    report = holder.do("leave")
+    # The drain's own event is not a submission of the program's.
+    entries = [it for it in gpu.submissions(holder.pid)[before:] if it.kind == "memset"]
+    assert report["submissions"] == len(entries) == 400
+
+
+def test_a_fork_submits_in_a_slot_of_its_own(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    parent = machine.actor(env=gpu.environment)
+    outcome = tell(parent, "fork_and_submit", count=3)
+    assert outcome["status"] == 0
+    assert len([it for it in gpu.submissions(outcome["pid"]) if it.kind == "memset"]) == 3
+    device = tell(parent, "begin")
+    assert tell(parent, "fork_and_idle") == 0
+    tell(parent, "launch", seconds=0.2)
+    assert tell(parent, "fork_and_idle") == 0
+    report = machine.actor("--device", device).do("whole", drain_timeout=10)
+    assert report["siblings"][0]["drained"] == "streams"
+
+
+def test_without_krex_everything_passes(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    """The library alone, with no segment there, leaves a program as it is."""
+    library = Path(sys.prefix) / "lib" / "krex" / "libkrex_preload.so"
+    code = "import cuda_client as c; print(c.begin()); c.launch(); print(c.synchronize())"
+    environment = dict(gpu.environment, LD_PRELOAD=str(library), PYTHONPATH=os.path.dirname(__file__))
+    done = machine.run([sys.executable, "-c", code], env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "0"
+    assert not (machine.runtime_dir / "segment").exists()
+
+
+def test_other_preloaded_libraries_stay(machine: Machine) -> None:
+    libc = re.findall(r"\S+libc\.so\.6", Path("/proc/self/maps").read_text())[0]
+    code = "import os; print(os.environ.get('LD_PRELOAD'))"
+    command = ["run", "--", sys.executable, "-c", code]
+    library = str(Path(sys.prefix) / "lib" / "krex" / "libkrex_preload.so")
+    for before, after in [(None, library), (libc, f"{library}:{libc}"), (library, library)]:
+        env = {"LD_PRELOAD": before} if before else {}
+        assert machine.krex(*command, env=env).stdout.strip() == after
+    off = machine.krex(*command, env={"KREX_PRELOAD": "0", "LD_PRELOAD": libc})
+    assert off.stdout.strip() == libc
+
+
+C_PROGRAM = Path(__file__).with_name("interposed.c")
+
+
+@pytest.fixture(scope="session")
+def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("c") / "interposed"
+    # Built with the interposer's host compiler, linked to nothing of krex's.
+    subprocess.run(
+        ["cc", "-Wall", "-Werror", "-O1", "-o", program, C_PROGRAM, "-ldl", "-lpthread"], check=True
+    )
+    return program
+
+
+@pytest.mark.parametrize(
+    "case", ["handle", "default", "next", "unknown", "absent", "reload", "resolver"]
+)
+def test_ways_to_the_driver(
+    machine: Machine, gpu: simgpu.SimGpu, c_program: Path, case: str
+) -> None:
+    done = machine.krex("run", "--", c_program, case, env=gpu.environment)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{case} ok\n")
