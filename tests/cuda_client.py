@@ -136,18 +136,19 @@ def call_all(names: list[tuple[str, int]], done: str) -> None:
     Path(done).write_text("\n".join(lines))
 
 
-def start_child(device: str, held: str, go: str) -> int:
+def start_child(device: str, held: str, go: str, drain_timeout: float = 5) -> int:
     """Start a child that holds a region on the device until the file `go` is there."""
     code = (
         "import json, pathlib, sys, time\n"
         "from krex import region\n"
-        "device, held, go = sys.argv[1:]\n"
-        "with region.critical(device=device, drain_timeout=5) as critical:\n"
+        "device, held, go, limit = sys.argv[1:]\n"
+        "with region.critical(device=device, drain_timeout=float(limit)) as critical:\n"
         "    pathlib.Path(held).touch()\n"
         "    while not pathlib.Path(go).exists(): time.sleep(0.002)\n"
         "pathlib.Path(held).write_text(json.dumps(critical.report.to_dict()))\n"
     )
-    state["child"] = subprocess.Popen([sys.executable, "-c", code, device, held, go])
+    words = [device, held, go, str(drain_timeout)]
+    state["child"] = subprocess.Popen([sys.executable, "-c", code, *words])
     return int(state["child"].pid)
 
 

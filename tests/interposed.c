@@ -5,8 +5,6 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
-#include <pthread.h>
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,40 +146,6 @@ static void resolver(void) {
   CHECK(resolve(NULL, &found, 12000, 0, NULL) != 0 && resolve("cuInit", NULL, 2000, 0, NULL) != 0);
 }
 
-typedef status (*host_function)(void *stream, void (*function)(void *), void *data);
-
-static void *handle_of_all;
-
-/* Another thread is cancelled inside of the driver. */
-static void *blocked(void *memory) {
-  void *context;
-  CHECK(((status(*)(void **, int))dlsym(handle_of_all, "cuDevicePrimaryCtxRetain"))(&context, 0) ==
-        0);
-  CHECK(((status(*)(void *))dlsym(handle_of_all, "cuCtxSetCurrent"))(context) == 0);
-  char out[16];
-  ((status(*)(void *, uint64_t, size_t))dlsym(handle_of_all, "cuMemcpyDtoH_v2"))(
-      out, *(uint64_t *)memory, 16);
-  return NULL;
-}
-
-static void cancel(void) {
-  handle_of_all = driver();
-  uint64_t memory = begin(handle_of_all);
-  pthread_t thread;
-  CHECK(pthread_create(&thread, NULL, blocked, &memory) == 0);
-  pthread_cancel(thread);
-  CHECK(pthread_join(thread, NULL) == 0);
-  CHECK(((memset_function)dlsym(handle_of_all, "cuMemsetD8_v2"))(memory, 1, 16) == 0);
-}
-
-/* A jump out of the driver: calls are gated all the same afterwards. */
-static void jump(void) {
-  void *handle = driver();
-  uint64_t memory = begin(handle);
-  memset_function set = (memset_function)dlsym(handle, "cuMemsetD8_v2");
-  for (int i = 0; i < 3; i++) CHECK(set(memory, 1, 16) == 0);
-}
-
 int main(int count, char **words) {
   CHECK(count == 2);
   const struct {
@@ -189,7 +153,7 @@ int main(int count, char **words) {
     void (*run)(void);
   } cases[] = {{"handle", by_handle}, {"default", by_default}, {"next", by_next},
                {"unknown", unknown},  {"absent", absent},      {"reload", reload},
-               {"resolver", resolver}, {"cancel", cancel},     {"jump", jump}};
+               {"resolver", resolver}};
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     if (strcmp(cases[i].name, words[1]) == 0) {
       cases[i].run();

@@ -288,6 +288,74 @@ C_PROGRAM = Path(__file__).with_name("interposed.c")
 
 
 @pytest.fixture(scope="session")
+def fake_driver(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment with a driver that behaves badly: see fake_driver.c."""
+    directory = tmp_path_factory.mktemp("fake")
+    source = Path(__file__).with_name("fake_driver.c")
+    # With unwind tables, as a thread's cancellation needs them.
+    options = ["-Wall", "-Werror", "-O1", "-fexceptions", "-fPIC", "-shared", "-lpthread"]
+    library = directory / "libcuda.so.1"
+    subprocess.run(["cc", *options, "-Wl,-soname,libcuda.so.1", "-o", library, source], check=True)
+    return {"LD_LIBRARY_PATH": str(directory)}
+
+
+BEGIN_FAKE = """
+import ctypes
+library = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert library.cuInit(0) == 0
+assert library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+memset = lambda: library.cuMemsetD8_v2(ctypes.c_uint64(0), 1, ctypes.c_size_t(16))
+assert memset() == 0
+"""
+FAKE_DEVICE = "GPU-" + "-".join("fa" * it for it in (4, 2, 2, 2, 6))
+
+
+def test_calls_within_calls_pass(machine: Machine, fake_driver: dict[str, str]) -> None:
+    actor = machine.actor(env=fake_driver)
+    code = BEGIN_FAKE + (
+        "with region.critical() as critical:\n"
+        "    for _ in range(5): assert memset() == 0\n"
+        "count = lambda name: ctypes.c_int.in_dll(library, name).value\n"
+        "report = critical.report\n"
+        "value = [report.device, report.submissions, count('outer_calls'), count('inner_calls')]\n"
+    )
+    assert actor.do("run", code=code) == [FAKE_DEVICE, 5, 6, 6]
+
+
+def test_a_cancelled_thread_leaves_no_count(
+    machine: Machine, fake_driver: dict[str, str]
+) -> None:
+    sibling = machine.actor(env=fake_driver)
+    code = BEGIN_FAKE + "value = library.cancel_one()"
+    assert sibling.do("run", code=code) == 1
+    report = machine.actor("--device", FAKE_DEVICE).do("whole", drain_timeout=20)
+    assert report["siblings"][0]["drained"] == "streams"
+    assert report["drain_s"] < 10
+
+
+def test_a_jump_out_of_the_driver_is_no_way_past_the_gate(
+    machine: Machine, fake_driver: dict[str, str], tmp_path: Path
+) -> None:
+    actor = machine.actor(env=fake_driver)
+    assert actor.do("run", code=BEGIN_FAKE + "value = library.jump_out()") == 1
+    held, go = tmp_path / "held", tmp_path / "go"
+    # What it left behind in the count is waited for no longer than that.
+    arguments = {"device": FAKE_DEVICE, "held": str(held), "go": str(go), "drain_timeout": 0.2}
+    actor.send("call", module="cuda_client", function="start_child", arguments=arguments)
+    actor.answer()
+    wait_until(held.exists, "the child is in its region")
+    # Deeper in the stack than the call that was left.
+    actor.send("run", code=BEGIN_FAKE + "value = memset()")
+    assert actor.poll_answer(0.3) is None
+    go.touch()
+    assert actor.answer() == 0
+    report = json.loads(wait_until(lambda: held.read_text(), "the report"))
+    assert [it["drained"] for it in report["siblings"]] == ["timed out"]
+    assert report["verdict"] == "contended"
+
+
+@pytest.fixture(scope="session")
 def c_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     program = tmp_path_factory.mktemp("c") / "interposed"
     # Built with the interposer's host compiler, linked to nothing of krex's.

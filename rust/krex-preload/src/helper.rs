@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use krex_core::drain::{self, coverage};
+use krex_core::hooks;
 use krex_core::layout::Submitter;
 use krex_core::word::{DrainAnswer, DrainOutcome};
 
@@ -178,7 +179,7 @@ impl Helper {
                 if slot.context.load(Ordering::Relaxed) != context {
                     return Fate::Drained; // It was destroyed: what it left is among the orphans.
                 }
-                if captures::any() && self.is_capturing(handle) {
+                if captures::any() && self.is_capturing(handle) && !hooks::sabotaged("captures") {
                     return Fate::Drained; // What was on it before is done.
                 }
                 // SAFETY: cuEventRecord(CUevent, CUstream): the event is of the current context,

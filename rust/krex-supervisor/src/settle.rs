@@ -234,6 +234,7 @@ impl Worker<'_> {
             let is_inside = submitter.in_flight() > 0;
             let is_dirty = || {
                 submitter.covers(coverage::DRAINS)
+                    && !hooks::sabotaged("drain_streams")
                     && submitter.drain.answer_for(word.tenure()).is_none()
                     && submitter.drain.is_dirty(submitter.flight().counts().completed)
             };
