@@ -185,6 +185,58 @@ def test_the_regions_own_work_belongs_to_it(machine: Machine, gpu: simgpu.SimGpu
     assert idle[0] < launched[0]
 
 
+def test_a_first_context_within_a_region(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    first = machine.actor(env=gpu.environment)
+    device = tell(first, "begin")
+    holder = machine.actor("--device", device, env=gpu.environment)
+    holder.do("enter")
+    assert tell(holder, "begin") == device
+    tell(holder, "launch", seconds=0.1, stream=0)
+    report = holder.do("leave")
+    assert report["verdict"] == "clean", report["reasons"]
+    assert report["submissions"] > 0
+    assert report["pending_at_exit_s"] > 0
+
+
+def test_a_child_of_the_holder_submits_in_its_region(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    holder, _ = start(machine, gpu)
+    holder.do("enter")
+    code = "import cuda_client as c; c.begin(); c.launch(seconds=0.2); print('ok')"
+    directory = os.path.dirname(__file__)
+    program = f"import sys; sys.path.insert(0, {directory!r}); {code}"
+    assert tell(holder, "exec_python", code=program) == "ok\n"
+    report = holder.do("leave")
+    assert report["verdict"] == "clean", report["reasons"]
+
+
+def test_a_process_splits_off_before_or_after_its_context(
+    machine: Machine, gpu: simgpu.SimGpu
+) -> None:
+    """The interposer and the module are clients of their own, of one tenant."""
+    for function in ("begin", "whole"):
+        shell = machine.actor(env=gpu.environment, wrapper=())
+        before = set(machine.tenants())
+        code = (
+            "import subprocess, sys\n"
+            "program = 'import cuda_client as c, krex.region as r\\n'\n"
+            "first = 'with r.critical(): pass\\n'\n"
+            "second = 'c.begin()\\n'\n"
+            f"program += first + second if {function!r} == 'whole' else second + first\n"
+            "program += 'with r.critical() as region: c.launch(seconds=0.05)\\n'\n"
+            "program += 'print(region.report.device[:4], region.report.submissions, '\n"
+            "program += 'region.report.verdict)'\n"
+            f"environment = dict(__import__('os').environ, PYTHONPATH={os.path.dirname(__file__)!r})\n"
+            "value = subprocess.run([sys.executable, '-c', program], env=environment, text=True,\n"
+            "                       capture_output=True)\n"
+            "value = [value.stdout, value.stderr]\n"
+        )
+        output, errors = shell.do("run", code=code)
+        assert errors == ""
+        # Once there is a context, regions are about its device.
+        assert output.strip() == "GPU- 1 clean"
+        wait_until(lambda: set(machine.tenants()) == before, "its tenant is gone")
+
+
 def test_nothing_pending_costs_nothing(machine: Machine, gpu: simgpu.SimGpu) -> None:
     holder, _ = start(machine, gpu)
     assert holder.do("whole")["pending_at_exit_s"] >= 0
@@ -270,6 +322,18 @@ def test_without_krex_everything_passes(machine: Machine, gpu: simgpu.SimGpu) ->
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "0"
     assert not (machine.runtime_dir / "segment").exists()
+
+
+def test_a_sibling_without_the_interposer_is_unknown(
+    machine: Machine, gpu: simgpu.SimGpu
+) -> None:
+    holder, device = start(machine, gpu)
+    sibling = machine.actor("--device", device, env={"KREX_PRELOAD": "0", **gpu.environment})
+    report = holder.do("whole")
+    assert report["verdict"] == "unknown"
+    assert "without krex's interposer" in report["reasons"][0]
+    assert sibling.quit() == 0
+    assert holder.do("whole")["verdict"] == "clean"
 
 
 def test_other_preloaded_libraries_stay(machine: Machine) -> None:

@@ -14,7 +14,7 @@ use crate::freezer::Choice;
 use crate::gate::Gate;
 use crate::hooks;
 use crate::layout::{DEVICES, SUBMITTERS, Submitter, Tenant};
-use crate::process::Identity;
+use crate::process::{self, Identity};
 use crate::recover;
 use crate::segment::{self, Segment};
 use crate::supervision;
@@ -582,8 +582,10 @@ impl Client {
 }
 
 /// A process that executes another program inside a region has nobody left who could leave it.
+/// One that has the segment mapped twice did not: the region is that of its other client.
 fn give_back_after_exec(segment: &Segment, own: Reference, identity: &Identity) {
-    if segment.tenants[own.slot].owner().pid() != identity.pid {
+    let is_root = segment.tenants[own.slot].owner().pid() == identity.pid;
+    if !is_root || process::mappings_of(segment.inode()) > 1 {
         return;
     }
     for index in device::in_use(segment) {

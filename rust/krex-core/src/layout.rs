@@ -135,6 +135,8 @@ pub struct Tenant {
     pub registered_at: AtomicU64,
     /// 1: it attached itself while it ran, instead of being started by `krex run`.
     pub attached: AtomicU64,
+    /// 1: its processes are started with the interposer, or one of them was seen to have it.
+    pub preloaded: AtomicU64,
     /// Limit of `--timeout` in nanoseconds; zero: none.
     pub time_limit: AtomicU64,
     /// Nanoseconds spent frozen; since when it is frozen now (zero: it is not).

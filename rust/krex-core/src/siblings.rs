@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::device;
 use crate::drain::coverage;
 use crate::layout::Layout;
 use crate::tenant;
@@ -31,6 +32,8 @@ pub struct Outcome {
     pub in_flight: u64,
     /// Its interposer met a function that it doesn't know.
     pub incomplete: bool,
+    /// It uses a GPU, for all that is known, and no interposer tells what it does there.
+    pub unseen: bool,
     pub problems: Vec<Problem>,
 }
 
@@ -154,10 +157,18 @@ impl Sibling {
             submissions,
             in_flight,
             incomplete,
+            unseen: self.unseen(segment, device),
             problems: Vec::new(),
         };
         outcome.problems = self.problems(&outcome, ack, verified || ended);
         outcome
+    }
+
+    fn unseen(&self, segment: &Layout, device: usize) -> bool {
+        let tenant = &segment.tenants[self.reference.slot];
+        device::is_gpu(&segment.devices[device].name.get())
+            // Relaxed: what it says became so before the tenant submitted anything.
+            && tenant.preloaded.load(std::sync::atomic::Ordering::Relaxed) == 0
     }
 
     fn problems(&self, outcome: &Outcome, ack: Ack, verified: bool) -> Vec<Problem> {
@@ -174,6 +185,11 @@ impl Sibling {
         }
         if outcome.frozen == Frozen::Gone {
             return problems;
+        }
+        if outcome.unseen {
+            let text = "was started without krex's interposer, so that nobody knows whether work \
+                        of it was running";
+            add(false, format!("{name} {text}"));
         }
         if ack.stage == Stage::None {
             add(true, format!("{name} was not frozen: its supervisor did not answer in time"));

@@ -121,6 +121,9 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.registered_at, clock::now());
     set(&tenant.attached, registration.attached.into());
     set(&tenant.time_limit, registration.time_limit);
+    // What splits off was started like the rest.
+    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
+    set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));
     for word in [
         &tenant.frozen_total,
         &tenant.frozen_since,

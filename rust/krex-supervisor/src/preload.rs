@@ -7,24 +7,29 @@ use std::path::{Path, PathBuf};
 const LIBRARY: &str = "libkrex_preload.so";
 
 /// Has the dynamic linker load the interposer into the command, and into what the command starts.
-/// Without the library, or with `KREX_PRELOAD=0`, everything stays as it is.
-pub fn set(program: &Path) {
+/// Without the library, or with `KREX_PRELOAD=0`, everything stays as it is. Returns whether it
+/// will be loaded.
+pub fn set(program: &Path) -> bool {
     if std::env::var_os("KREX_PRELOAD").is_some_and(|it| it == "0") {
-        return;
+        return false;
     }
     let Some(library) = find(program) else {
         log::debug!("no {LIBRARY} near {}", program.display());
-        return;
+        return false;
     };
     let before = std::env::var_os("LD_PRELOAD").unwrap_or_default();
     match with(&before, &library) {
         // SAFETY: the launcher has no other thread that could read the environment meanwhile.
         Some(after) => unsafe { std::env::set_var("LD_PRELOAD", after) },
-        None => log::warn!(
-            "{} cannot be preloaded: its path holds a blank or a colon. Install krex elsewhere",
-            library.display()
-        ),
+        None => {
+            log::warn!(
+                "{} cannot be preloaded: its path holds a blank or a colon. Install krex elsewhere",
+                library.display()
+            );
+            return false;
+        }
     }
+    true
 }
 
 /// As the wheel lays it out, or beside the program, where cargo puts both.
