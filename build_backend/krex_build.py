@@ -110,7 +110,8 @@ def _files_in_place() -> Iterator[None]:
     with open(DATA.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for file, place in built.items():
-            shutil.copy(file, place).chmod(0o755)
+            shutil.copy(file, place)
+            place.chmod(0o755)
         yield
 
 

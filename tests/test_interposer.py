@@ -37,6 +37,11 @@ def start(machine: Machine, gpu: simgpu.SimGpu, **arguments: Any) -> tuple[Actor
     return actor, tell(actor, "begin", **arguments)
 
 
+def last_idle(gpu: simgpu.SimGpu, actor: Actor) -> int:
+    """When the device had last done all that an actor had submitted."""
+    return max(it.time for it in gpu.journal(actor.pid) if it.kind == "idle")
+
+
 def wrapped(*classes: str) -> dict[str, int]:
     """The functions of these classes of the table, with how many parameters each has."""
     functions: dict[str, int] = {}
@@ -125,8 +130,7 @@ def test_streams_are_drained_before_the_region(machine: Machine, gpu: simgpu.Sim
     holder.do("enter", drain_timeout=10)
     entered = time.monotonic_ns()
     report = holder.do("leave")
-    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
-    assert idle[-1:] < [entered]
+    assert last_idle(gpu, sibling) < entered
     assert [it["drained"] for it in report["siblings"]] == ["streams"]
     assert report["verdict"] == "clean", report["reasons"]
     assert report["drain_s"] > 0.1
@@ -213,28 +217,24 @@ def test_a_process_splits_off_before_or_after_its_context(
     machine: Machine, gpu: simgpu.SimGpu
 ) -> None:
     """The interposer and the module are clients of their own, of one tenant."""
-    for function in ("begin", "whole"):
-        shell = machine.actor(env=gpu.environment, wrapper=())
-        before = set(machine.tenants())
-        code = (
-            "import subprocess, sys\n"
-            "program = 'import cuda_client as c, krex.region as r\\n'\n"
-            "first = 'with r.critical(): pass\\n'\n"
-            "second = 'c.begin()\\n'\n"
-            f"program += first + second if {function!r} == 'whole' else second + first\n"
-            "program += 'with r.critical() as region: c.launch(seconds=0.05)\\n'\n"
-            "program += 'print(region.report.device[:4], region.report.submissions, '\n"
-            "program += 'region.report.verdict)'\n"
-            f"environment = dict(__import__('os').environ, PYTHONPATH={os.path.dirname(__file__)!r})\n"
-            "value = subprocess.run([sys.executable, '-c', program], env=environment, text=True,\n"
-            "                       capture_output=True)\n"
-            "value = [value.stdout, value.stderr]\n"
+    actor = machine.actor(env=gpu.environment)
+    directory = os.path.dirname(__file__)
+    for lines in (
+        ("with r.critical(): pass", "c.begin()"),
+        ("c.begin()", "with r.critical(): pass"),
+    ):
+        program = (
+            "import sys",
+            f"sys.path.insert(0, {directory!r})",
+            "import cuda_client as c, krex.region as r",
+            *lines,
+            "with r.critical() as region: c.launch(seconds=0.05)",
+            "report = region.report",
+            "print(report.device[:4], report.submissions, report.verdict)",
         )
-        output, errors = shell.do("run", code=code)
-        assert errors == ""
         # Once there is a context, regions are about its device.
-        assert output.strip() == "GPU- 1 clean"
-        wait_until(lambda: set(machine.tenants()) == before, "its tenant is gone")
+        assert tell(actor, "exec_python", code="\n".join(program)) == "GPU- 1 clean\n"
+        wait_until(lambda: list(machine.tenants()) == [actor.pid], "its tenant is gone")
 
 
 def test_nothing_pending_costs_nothing(machine: Machine, gpu: simgpu.SimGpu) -> None:
@@ -258,8 +258,7 @@ def test_captures_survive_a_drain(
     holder.do("enter", drain_timeout=10)
     entered = time.monotonic_ns()
     report = holder.do("leave")
-    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
-    assert idle and idle[-1] < entered
+    assert last_idle(gpu, sibling) < entered
     assert report["siblings"][0]["drained"] == "streams"
     assert report["verdict"] == "clean", report["reasons"]
     assert tell(sibling, "end_capture") == 2
@@ -273,8 +272,7 @@ def test_a_destroyed_streams_work_is_drained(machine: Machine, gpu: simgpu.SimGp
     holder.do("enter", drain_timeout=10)
     entered = time.monotonic_ns()
     holder.do("leave")
-    idle = [it.time for it in gpu.journal(sibling.pid) if it.kind == "idle"]
-    assert idle and idle[-1] < entered
+    assert last_idle(gpu, sibling) < entered
 
 
 def test_a_sibling_killed_inside_of_the_driver(machine: Machine, gpu: simgpu.SimGpu) -> None:
@@ -317,16 +315,16 @@ def test_without_krex_everything_passes(machine: Machine, gpu: simgpu.SimGpu) ->
     """The library alone, with no segment there, leaves a program as it is."""
     library = Path(sys.prefix) / "lib" / "krex" / "libkrex_preload.so"
     code = "import cuda_client as c; print(c.begin()); c.launch(); print(c.synchronize())"
-    environment = dict(gpu.environment, LD_PRELOAD=str(library), PYTHONPATH=os.path.dirname(__file__))
+    environment = dict(
+        gpu.environment, LD_PRELOAD=str(library), PYTHONPATH=os.path.dirname(__file__)
+    )
     done = machine.run([sys.executable, "-c", code], env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "0"
     assert not (machine.runtime_dir / "segment").exists()
 
 
-def test_a_sibling_without_the_interposer_is_unknown(
-    machine: Machine, gpu: simgpu.SimGpu
-) -> None:
+def test_a_sibling_without_the_interposer_is_unknown(machine: Machine, gpu: simgpu.SimGpu) -> None:
     holder, device = start(machine, gpu)
     sibling = machine.actor("--device", device, env={"KREX_PRELOAD": "0", **gpu.environment})
     report = holder.do("whole")
@@ -387,9 +385,7 @@ def test_calls_within_calls_pass(machine: Machine, fake_driver: dict[str, str]) 
     assert actor.do("run", code=code) == [FAKE_DEVICE, 5, 6, 6]
 
 
-def test_a_cancelled_thread_leaves_no_count(
-    machine: Machine, fake_driver: dict[str, str]
-) -> None:
+def test_a_cancelled_thread_leaves_no_count(machine: Machine, fake_driver: dict[str, str]) -> None:
     sibling = machine.actor(env=fake_driver)
     code = BEGIN_FAKE + "value = library.cancel_one()"
     assert sibling.do("run", code=code) == 1

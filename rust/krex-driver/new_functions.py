@@ -61,7 +61,8 @@ def main() -> None:
     for name in missing:
         # The newest function of a name has the newest version.
         place = siblings[parts(name)][::-1].index(name)
-        since = sorted(versions[parts(name)], reverse=True)[place : place + 1] or ["?"]
+        known_versions = sorted(versions[parts(name)], reverse=True)
+        since = [str(it) for it in known_versions[place : place + 1]] or ["?"]
         parameters = re.sub(r"\s*\*\s*", "* ", " ".join(functions[name].split()))
         print(f"{since[0]} {name}({parameters.replace('* *', '**').strip()})")
     print(f"{len(missing)} of {len(functions)} functions are not in {TABLE.name}", file=sys.stderr)

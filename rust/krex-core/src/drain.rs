@@ -9,13 +9,15 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::client::{Client, SLICE};
-use crate::clock::Deadline;
 use crate::layout::{Layout, Submitter};
 use crate::process;
 use crate::supervision;
 use crate::sync::{self, AtomicU64};
 use crate::tenant;
 use crate::word::{DrainAnswer, DrainOutcome, SlotState};
+
+/// How long an answer is waited for before it is looked whether the process is still there.
+const FIRST_WAIT: Duration = Duration::from_millis(2);
 
 /// What the interposer says about itself, in [`Submitter::coverage`].
 pub mod coverage {
@@ -144,34 +146,31 @@ pub fn await_own(client: &Client, device: usize, tenure: u64) -> OwnWork {
     for submitter in asked {
         let owner = submitter.owner();
         let start_time = submitter.start_time.load(Ordering::Acquire);
-        let mut next_look = Deadline::after(SLICE);
-        let answer = loop {
+        let mut pause = FIRST_WAIT;
+        loop {
             if let Some(answer) = submitter.drain.answer_for(tenure) {
-                break Some(answer);
-            }
-            let word = client.gate(device).load();
-            let is_over = word.is_open() || word.tenure() != tenure || segment.is_retired();
-            if is_over || submitter.owner() != owner {
-                break None;
-            }
-            if next_look.has_passed() {
-                next_look = Deadline::after(SLICE);
-                // Of another PID namespace nothing can be seen; the tenure's limit is left then.
-                if owner.supervisor() == client.supervisor
-                    && !process::is_alive(owner.pid(), start_time)
-                {
-                    break None;
-                }
-            }
-            submitter.drain.wait_for_answer(tenure, SLICE);
-        };
-        match answer {
-            Some(answer) => {
                 work.streams += answer.streams;
                 work.failed |= answer.outcome == DrainOutcome::Error;
                 work.incomplete |= answer.outcome == DrainOutcome::Incomplete;
+                break;
             }
-            None => work.incomplete = true,
+            let word = client.gate(device).load();
+            if word.is_open() || word.tenure() != tenure || segment.is_retired() {
+                work.incomplete = true;
+                break;
+            }
+            if submitter.owner() != owner {
+                break; // It has ended, and its work with it.
+            }
+            // Of another PID namespace nothing can be seen; the tenure's limit is left then.
+            if pause == SLICE
+                && owner.supervisor() == client.supervisor
+                && !process::is_alive(owner.pid(), start_time)
+            {
+                break; // Likewise: its files are closed before it shows as ended.
+            }
+            submitter.drain.wait_for_answer(tenure, pause);
+            pause = SLICE;
         }
     }
     work
