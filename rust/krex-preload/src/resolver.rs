@@ -43,9 +43,13 @@ pub fn resolve(
     if krex_core::hooks::sabotaged("exchange") {
         return result;
     }
-    match index_of(address, text, version, per_thread) {
+    let found = match exported_at(address, text, per_thread) {
+        Some(index) => Some(lookup::adopt(index, address)),
+        None => named(text, version, per_thread).map(|index| lookup::stand_in(index, address)),
+    };
+    match found {
         // SAFETY: the caller's variable, as above.
-        Some(index) => unsafe { *function = lookup::adopt(index, address).cast_mut() },
+        Some(wrapper) => unsafe { *function = wrapper.cast_mut() },
         None if lookup::is_suspicious(text) && !lookup::is_wrapper(address) => {
             lane::note_incomplete(name);
         }
@@ -54,29 +58,34 @@ pub fn resolve(
     result
 }
 
-/// The wrapper of the driver's function at `address`, which it returned for a name, a version and
-/// a mode.
-fn index_of(address: *mut c_void, name: &str, version: u32, per_thread: bool) -> Option<usize> {
-    let bare = bare(name);
-    let renamed =
-        |index: usize| RENAMED.iter().find(|(other, _, place)| *other == bare && *place == index);
-    let is_named = |index: usize| WRAPPERS[index].base == bare || renamed(index).is_some();
-    // One address can have several names: versions that do the same.
-    let exported = |index: usize| exported(index) == address;
-    let fits = |index: &usize| WRAPPERS[*index].per_thread == per_thread;
-    let candidates = || (0..COUNT).filter(|index| is_named(*index));
-    if let Some(index) = candidates()
-        .find(|index| exported(*index) && fits(index))
-        .or_else(|| candidates().find(|index| exported(*index)))
-        .or_else(|| (0..COUNT).find(|index| exported(*index)))
-    {
-        return Some(index);
+/// Since when the driver hands the function out under a name; `None`: it never does.
+fn since(index: usize, bare: &str) -> Option<u32> {
+    if WRAPPERS[index].base == bare {
+        return Some(WRAPPERS[index].since);
     }
-    let since = |index: usize| renamed(index).map_or(WRAPPERS[index].since, |it| it.1);
+    let renamed = RENAMED.iter().find(|(name, _, place)| *name == bare && *place == index);
+    renamed.map(|(_, since, _)| *since)
+}
+
+/// The wrapper of the function that the driver exports at `address`. One address can have several
+/// names, of versions that do the same: that which was asked for is nearest.
+fn exported_at(address: *mut c_void, name: &str, per_thread: bool) -> Option<usize> {
+    let bare = bare(name);
+    (0..COUNT).filter(|index| exported(*index) == address).max_by_key(|index| {
+        (since(*index, bare).is_some(), WRAPPERS[*index].per_thread == per_thread)
+    })
+}
+
+/// The wrapper of the function that the driver has for a name, a version and a mode.
+fn named(name: &str, version: u32, per_thread: bool) -> Option<usize> {
+    let bare = bare(name);
     let newest = |mode: bool| {
-        candidates()
-            .filter(|index| WRAPPERS[*index].per_thread == mode && since(*index) <= version)
-            .max_by_key(|index| since(*index))
+        (0..COUNT)
+            .filter(|index| WRAPPERS[*index].per_thread == mode)
+            .filter_map(|index| since(index, bare).map(|since| (since, index)))
+            .filter(|(since, _)| *since <= version)
+            .max()
+            .map(|(_, index)| index)
     };
     // Most functions have no variant for the mode.
     if per_thread { newest(true).or_else(|| newest(false)) } else { newest(false) }
