@@ -7,6 +7,7 @@
 
 mod charge;
 mod cleaning;
+mod cpus;
 mod exits;
 mod holder;
 mod keeper;
