@@ -32,10 +32,10 @@ def check(result: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def begin(count: int = 2, flags: int = NON_BLOCKING) -> str:
+def begin(count: int = 2, flags: int = NON_BLOCKING, ordinal: int = 0) -> str:
     """Make a context, a module and streams; returns krex's name for the device."""
     check(driver.cuInit(0))
-    device = check(driver.cuDeviceGet(0))
+    device = check(driver.cuDeviceGet(ordinal))
     context = check(driver.cuDevicePrimaryCtxRetain(device))
     check(driver.cuCtxSetCurrent(context))
     module = check(driver.cuModuleLoadData(PROGRAM))
@@ -105,6 +105,23 @@ def copy_back(seconds: float) -> int:
     launch(seconds=seconds)
     out = bytearray(16)
     return int(driver.cuMemcpyDtoH(out, state["memory"], 16)[0])
+
+
+def reset() -> None:
+    """End the primary context with all that is in it, and make another."""
+    launch(seconds=0.05, stream=0)
+    check(driver.cuDevicePrimaryCtxReset(state["device"]))
+    streams.clear()
+    begin()
+
+
+def launch_on_many(count: int, seconds: float) -> None:
+    """Launch on so many streams; the last one takes a while."""
+    more = [check(driver.cuStreamCreate(NON_BLOCKING)) for _ in range(count)]
+    first = len(streams)
+    streams.extend(more)
+    for index in range(count):
+        launch(seconds=seconds if index == count - 1 else 0.0, stream=first + index)
 
 
 def destroy_stream(stream: int) -> None:

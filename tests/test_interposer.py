@@ -264,6 +264,55 @@ def test_captures_survive_a_drain(
     assert tell(sibling, "end_capture") == 2
 
 
+def test_default_streams_of_threads_are_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    environment = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1", **gpu.environment}
+    sibling = machine.actor(env=environment)
+    device = tell(sibling, "begin")
+    holder = machine.actor("--device", device)
+    tell(sibling, "launch", seconds=0.3)
+    assert {it.name for it in gpu.submissions(sibling.pid)} >= {"cuLaunchKernel_ptsz"}
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    assert holder.do("leave")["siblings"][0]["drained"] == "streams"
+    assert last_idle(gpu, sibling) < entered
+
+
+def test_more_streams_than_are_known_are_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    tell(sibling, "launch_on_many", count=4200, seconds=0.3)
+    holder.do("enter", drain_timeout=30)
+    entered = time.monotonic_ns()
+    assert holder.do("leave")["siblings"][0]["drained"] == "streams"
+    assert last_idle(gpu, sibling) < entered
+
+
+def test_a_context_that_is_reset(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    for _ in range(3):
+        tell(sibling, "reset")
+        tell(sibling, "launch", seconds=0.05, stream=0)
+        report = holder.do("whole", drain_timeout=10)
+        assert report["siblings"][0]["drained"] == "streams"
+        assert report["verdict"] == "clean", report["reasons"]
+
+
+def test_each_device_has_a_gate_of_its_own(machine: Machine) -> None:
+    with simgpu.device(devices=2) as gpu:
+        first = machine.actor(env=gpu.environment)
+        second = machine.actor(env=gpu.environment)
+        hidden = machine.actor(env={"CUDA_VISIBLE_DEVICES": "1", **gpu.environment})
+        names = [tell(it, "begin", ordinal=at) for it, at in ((first, 0), (second, 1), (hidden, 0))]
+        assert names[0] != names[1] == names[2]
+        assert {it["name"] for it in machine.status()["devices"]} >= set(names)
+        first.do("hold")
+        # Neither frozen nor turned back.
+        tell(second, "set_memory", count=3)
+        assert second.do("whole")["device"] == names[1]
+        assert [it["name"] for it in first.do("leave")["siblings"]] == []
+
+
 def test_a_destroyed_streams_work_is_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
     sibling, device = start(machine, gpu)
     holder = machine.actor("--device", device)
