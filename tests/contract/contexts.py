@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cuda.bindings import driver
 
-from contract.support import Gpu, case, equal, expect, in_thread, name, ok
+from contract.support import Gpu, case, create_context, equal, expect, in_thread, name, ok
 
 
 @case
@@ -59,14 +57,6 @@ def a_reset_takes_the_primary_context_away(gpu: Gpu) -> None:
     expect(driver.cuMemAlloc(4), "CONTEXT_IS_DESTROYED")
     ok(driver.cuDevicePrimaryCtxRetain(device))
     equal(ok(driver.cuDevicePrimaryCtxGetState(device))[1], 1)
-
-
-def create_context(device: Any) -> Any:
-    """cuCtxCreate, in whichever form the bindings have it."""
-    try:
-        return ok(driver.cuCtxCreate(None, 0, device))
-    except TypeError:
-        return ok(driver.cuCtxCreate(0, device))
 
 
 @case

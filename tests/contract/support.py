@@ -122,17 +122,18 @@ class Child:
 
 
 class Gpu:
-    """The first device, with a context and the program, made when they are first needed."""
+    """A device, the first one, with a context and the program, made when they are first needed."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.device = 0
         self._functions: dict[str, Any] = {}
         self._context: Any = None
 
     def initialise(self) -> Any:
-        """cuInit, and the first device."""
+        """cuInit, and the device."""
         ok(driver.cuInit(0))
-        return ok(driver.cuDeviceGet(0))
+        return ok(driver.cuDeviceGet(self.device))
 
     @property
     def context(self) -> Any:
@@ -215,6 +216,14 @@ class Gpu:
             return function()
 
         return in_thread(run)
+
+
+def create_context(device: Any) -> Any:
+    """cuCtxCreate, in whichever form the bindings have it."""
+    try:
+        return ok(driver.cuCtxCreate(None, 0, device))
+    except TypeError:
+        return ok(driver.cuCtxCreate(0, device))
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -1,0 +1,73 @@
+"""A client of the simulated driver that works when told: see test_simgpu.py.
+
+Each line of input is a word and its arguments; each gets one line of JSON back.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from contract.support import Gpu, create_context, name, ok
+from cuda.bindings import driver
+
+
+class Client:
+    def __init__(self) -> None:
+        self.gpu = Gpu("sim")
+        self.stream: Any = None
+
+    def start(self, device: str = "0") -> None:
+        """Make a context, and load the program."""
+        self.gpu.device = int(device)
+        self.stream = self.gpu.stream()
+
+    def work(self, count: str, milliseconds: str) -> float:
+        """Run kernels one after the other; returns what events say, in milliseconds."""
+        before = self.gpu.record(self.stream)
+        for _ in range(int(count)):
+            self.gpu.spin(self.stream, float(milliseconds))
+        after = self.gpu.record(self.stream)
+        ok(driver.cuEventSynchronize(after))
+        return float(ok(driver.cuEventElapsedTime(before, after)))
+
+    def submit(self, milliseconds: str) -> None:
+        """Launch a kernel, and don't wait."""
+        self.gpu.spin(self.stream, float(milliseconds))
+
+    def births(self, count: str) -> None:
+        """Make and destroy contexts."""
+        for _ in range(int(count)):
+            ok(driver.cuCtxDestroy(create_context(ok(driver.cuDeviceGet(0)))))
+
+    def call(self, entry: str, *arguments: str) -> str:
+        """What a driver function returns for integers."""
+        try:
+            return name(getattr(driver, entry)(*map(int, arguments)))
+        except RuntimeError:  # The bindings found no such function in the driver.
+            return "absent"
+
+    def lock(self, pid: str, milliseconds: str) -> str:
+        arguments = driver.CUcheckpointLockArgs()
+        arguments.timeoutMs = int(milliseconds)
+        return name(driver.cuCheckpointProcessLock(int(pid), arguments))
+
+    def launch(self) -> str:
+        return name(self.gpu.try_launch("spin", self.stream, 1000))
+
+    def synchronize(self) -> str:
+        return name(driver.cuStreamSynchronize(self.stream))
+
+
+def main() -> None:
+    client = Client()
+    for line in sys.stdin:
+        word, *arguments = line.split()
+        method: Callable[..., Any] = getattr(client, word)
+        print(json.dumps(method(*arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
