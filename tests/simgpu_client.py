@@ -5,8 +5,10 @@ Each line of input is a word and its arguments; each gets one line of JSON back.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +58,19 @@ class Client:
 
     def launch(self) -> str:
         return name(self.gpu.try_launch("spin", self.stream, 1000))
+
+    def cancel(self) -> int | None:
+        """Cancel a thread that waits for the stream; returns what it ended with."""
+        # A thread without Python in it: its start routine is the driver's function.
+        libc, library = ctypes.CDLL(None), ctypes.CDLL("libcuda.so.1")
+        wait = ctypes.cast(library.cuStreamSynchronize, ctypes.c_void_p)
+        thread, ended = ctypes.c_ulong(), ctypes.c_void_p()
+        stream = ctypes.c_void_p(int(self.stream))
+        assert libc.pthread_create(ctypes.byref(thread), None, wait, stream) == 0
+        time.sleep(0.1)
+        assert libc.pthread_cancel(thread) == 0
+        assert libc.pthread_join(thread, ctypes.byref(ended)) == 0
+        return ended.value
 
     def synchronize(self) -> str:
         return name(driver.cuStreamSynchronize(self.stream))

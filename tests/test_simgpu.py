@@ -223,6 +223,15 @@ def test_locking_came_with_a_version(version: int) -> None:
         assert state == ("SUCCESS" if version >= 12080 else "absent")
 
 
+def test_a_thread_can_be_cancelled_while_it_waits() -> None:
+    with device() as gpu, clients(gpu, 2) as (client, locker):
+        client.do("submit", 1500)
+        assert client.do("cancel") == 2**64 - 1  # PTHREAD_CANCELED
+        assert client.do("synchronize") == "SUCCESS"
+        # Its call is not under way any more, either.
+        assert locker.do("lock", client.pid, 5000) == "SUCCESS"
+
+
 def test_the_journal_has_every_submission() -> None:
     with device() as gpu, clients(gpu) as (client,):
         before = time.monotonic_ns()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cuda.bindings import driver
@@ -115,4 +116,4 @@ def beside_a_capture(gpu: Gpu, call: str) -> None:
 
 
 for _call in BESIDE_A_CAPTURE:
-    CASES[f"beside a capture: {_call}"] = lambda gpu, call=_call: beside_a_capture(gpu, call)
+    CASES[f"beside a capture: {_call}"] = partial(beside_a_capture, call=_call)

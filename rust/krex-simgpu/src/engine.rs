@@ -47,9 +47,7 @@ fn run(driver: &'static Driver) {
             }
         }
         state.advance();
-        if std::mem::take(&mut state.changed) {
-            driver.changed.notify_all();
-        }
+        driver.notify(&mut state);
         if !state.host_calls.is_empty() {
             continue;
         }

@@ -59,7 +59,7 @@ impl Copy {
             // A synchronous copy within the device doesn't block.
             Submitted::Queued(..) if to_place == Place::Device && from_place == Place::Device => {}
             Submitted::Queued(stream, sequence) if wait || pageable_target => {
-                return call.wait(call.lock(), |state| {
+                call.wait_at_end(move |state| {
                     let done = state.stream(stream).map_or(true, |it| it.is_done(sequence));
                     Ok(done.then_some(()))
                 });

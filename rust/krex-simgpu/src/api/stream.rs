@@ -132,12 +132,13 @@ pub fn synchronize(call: &Call, handle: usize, per_thread: bool) -> Outcome {
     capture::forbid_on(&mut state, stream)?;
     capture::forbid_unsafe(&mut state)?;
     let (last, context) = (state.last_sequence(), state.stream(stream)?.context);
-    call.wait(state, |state| {
+    call.wait_at_end(move |state| {
         state.context(context)?;
         // Another thread may have destroyed it.
         let done = is_complete(state, stream, last).unwrap_or(true);
         Ok(done.then_some(()))
-    })
+    });
+    Ok(())
 }
 
 stream_entry! { Unlocked cuStreamSynchronize, cuStreamSynchronize_ptsz(
