@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import random
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract.support import Gpu, create_context, name, ok
@@ -71,6 +73,34 @@ class Client:
         assert libc.pthread_cancel(thread) == 0
         assert libc.pthread_join(thread, ctypes.byref(ended)) == 0
         return ended.value
+
+    def hammer(self, threads: str, count: str) -> bool:
+        """Work in many threads at once; returns whether each got what it should."""
+
+        def work(seed: int) -> bool:
+            chance = random.Random(seed)
+            ok(driver.cuCtxSetCurrent(self.gpu.context))
+            stream, place = self.gpu.stream(chance.choice([0, 1])), self.gpu.integers(1)
+            event = self.gpu.event()
+            added = 0
+            for _ in range(int(count)):
+                match chance.randrange(6):
+                    case 0 | 1 | 2:
+                        self.gpu.launch("slow_add", stream, place, 1, chance.randrange(50_000))
+                        added += 1
+                    case 3:
+                        ok(driver.cuEventRecord(event, stream))
+                        ok(driver.cuStreamWaitEvent(stream, event, 0))
+                    case 4:
+                        ok(driver.cuStreamSynchronize(stream))
+                    case 5:
+                        spare = ok(driver.cuMemAllocAsync(64, stream))
+                        ok(driver.cuMemFreeAsync(spare, stream))
+            ok(driver.cuStreamSynchronize(stream))
+            return self.gpu.read(place, 1) == [added]
+
+        with ThreadPoolExecutor(int(threads)) as pool:
+            return all(pool.map(work, range(int(threads))))
 
     def synchronize(self) -> str:
         return name(driver.cuStreamSynchronize(self.stream))

@@ -223,6 +223,15 @@ def test_locking_came_with_a_version(version: int) -> None:
         assert state == ("SUCCESS" if version >= 12080 else "absent")
 
 
+def test_many_threads_of_many_processes() -> None:
+    with device() as gpu, clients(gpu, 3) as workers:
+        for worker in workers:
+            worker.send("hammer", 4, 200)
+        assert all(worker.answer() for worker in workers)
+        submitted = [it for it in gpu.submissions() if it.name == "cuLaunchKernel"]
+        assert len(submitted) > 3 * 4 * 50
+
+
 def test_a_thread_can_be_cancelled_while_it_waits() -> None:
     with device() as gpu, clients(gpu, 2) as (client, locker):
         client.do("submit", 1500)

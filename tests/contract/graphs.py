@@ -60,6 +60,21 @@ def a_capture_runs_when_its_graph_is_launched(gpu: Gpu) -> None:
 
 
 @case
+def a_capture_can_add_to_a_graph(gpu: Gpu) -> None:
+    stream, place = gpu.stream(), gpu.integers(1)
+    graph = ok(driver.cuGraphCreate(0))
+    for count in (1, 2):
+        begin = driver.cuStreamBeginCaptureToGraph
+        ok(begin(stream, graph, None, None, 0, MODES["relaxed"]))
+        gpu.launch("add_one", stream, place, 1)
+        equal(int(ok(driver.cuStreamEndCapture(stream))), int(graph))
+        equal(ok(driver.cuGraphGetNodes(graph, 0))[1], count)
+    executable = ok(driver.cuGraphInstantiate(graph, 0))
+    ok(driver.cuGraphLaunch(executable, stream))
+    ok(driver.cuStreamSynchronize(stream))
+
+
+@case
 def a_graph_takes_its_time(gpu: Gpu) -> None:
     stream = gpu.stream()
     with captured(stream) as graphs:

@@ -147,6 +147,21 @@ def a_destroyed_stream_finishes_its_work(gpu: Gpu) -> None:
 
 
 @case
+def streams_wait_for_values(gpu: Gpu) -> None:
+    waiting, writing, place = gpu.stream(), gpu.stream(), gpu.integers(2)
+    at_least = driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
+    ok(driver.cuStreamWaitValue32(waiting, place, 3, at_least))
+    gpu.launch("add_one", waiting, place + 4, 1)
+    ok(driver.cuStreamWriteValue32(writing, place, 2, 0))
+    ok(driver.cuStreamSynchronize(writing))
+    time.sleep(0.05)
+    expect(driver.cuStreamQuery(waiting), "NOT_READY")
+    ok(driver.cuStreamWriteValue32(writing, place, 4, 0))
+    ok(driver.cuStreamSynchronize(waiting))
+    equal(gpu.read(place, 2), [4, 1])
+
+
+@case
 def streams_tell_what_they_are(gpu: Gpu) -> None:
     assert gpu.context
     least, greatest = ok(driver.cuCtxGetStreamPriorityRange())

@@ -95,6 +95,14 @@ copies! {
     cuMemcpy, cuMemcpy_ptds, cuMemcpyAsync, cuMemcpyAsync_ptsz: false false;
 }
 
+stream_entry! { Unlocked cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz(
+    to: u64, from: u64, bytes: usize, attributes: *const u8, stream: usize
+) |call, per_thread| {
+    let _ = attributes;
+    let copy = Copy { to, from, bytes, to_device: false, from_device: false };
+    copy.run(call, stream, per_thread, false)
+} }
+
 stream_entry! { Context cuMemcpyPeer, cuMemcpyPeer_ptds(
     to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize
 ) |call, per_thread| {

@@ -10,6 +10,7 @@ mod copy;
 mod device;
 mod event;
 mod graph;
+mod hollow;
 mod launch;
 mod memory;
 mod module;

@@ -171,6 +171,17 @@ stream_entry! { Unlocked cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
     Ok(())
 } }
 
+stream_entry! { Unlocked cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+    stream: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void,
+    synchronization: u32,
+) |call, per_thread| {
+    let _ = synchronization;
+    let function = function.ok_or(INVALID_VALUE)?;
+    let action = Action::Host(HostCall { function, data: data as usize });
+    capture::submit(call, stream, per_thread, Submission::host(action))?;
+    Ok(())
+} }
+
 /// A callback of the older kind, with what it is called with.
 struct Callback {
     function: unsafe extern "C" fn(usize, u32, *mut c_void),
