@@ -36,19 +36,8 @@ class Entry:
 
 
 SUBMISSIONS = frozenset(
-    [
-        "launch",
-        "copy",
-        "memset",
-        "graph",
-        "host",
-        "event",
-        "alloc",
-        "free",
-        "value",
-        "prefetch",
-        "other",
-    ]
+    ["launch", "copy", "memset", "graph", "host", "event", "alloc", "free", "value"]
+    + ["prefetch", "other"]
 )
 
 

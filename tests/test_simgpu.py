@@ -190,6 +190,8 @@ def test_endless_kernels_on_request() -> None:
         assert other.do("work", 2, 20) > 75
         endless.send("synchronize")
         assert not endless.answers(0.3)
+        gpu.fail("lost")
+        assert endless.answer() == "UNKNOWN"
 
 
 def test_failures_on_request() -> None:

@@ -60,9 +60,13 @@ impl Driver {
     /// Moves everything on and asks `done`; `None`: not yet, and what to sleep for.
     fn look<T>(
         &'static self,
+        entry: &str,
         context: usize,
         done: &mut dyn FnMut(&mut State) -> Outcome<Option<T>>,
     ) -> Outcome<Result<T, Sleep>> {
+        if let Some(status) = self.faults.read(entry).status {
+            return Err(status);
+        }
         let mut state = self.lock();
         state.advance();
         self.kick(&mut state);
@@ -199,10 +203,11 @@ pub fn run(need: Need, entry: &'static str, body: impl FnOnce(&Call) -> Outcome)
         Err(status) => return status,
     };
     loop {
-        match run_caught(|| waiting.call.driver.look(waiting.call.context, &mut waiting.done)) {
+        let Call { driver, entry, context, .. } = waiting.call;
+        match run_caught(|| driver.look(entry, context, &mut waiting.done)) {
             Ok(Ok(())) => return SUCCESS,
             Ok(Err(sleep)) => {
-                waiting.call.driver.sleep(&sleep);
+                driver.sleep(&sleep);
                 no_cancel.pause();
             }
             Err(status) => return status,
@@ -288,7 +293,7 @@ impl Call {
     ) -> Outcome<T> {
         drop(state);
         loop {
-            match self.driver.look(self.context, &mut done)? {
+            match self.driver.look(self.entry, self.context, &mut done)? {
                 Ok(value) => return Ok(value),
                 Err(sleep) => self.driver.sleep(&sleep),
             }
