@@ -36,8 +36,19 @@ class Entry:
 
 
 SUBMISSIONS = frozenset(
-    ["launch", "copy", "memset", "graph", "host", "event", "alloc", "free", "value"]
-    + ["prefetch", "other"]
+    {
+        "launch",
+        "copy",
+        "memset",
+        "graph",
+        "host",
+        "event",
+        "alloc",
+        "free",
+        "value",
+        "prefetch",
+        "other",
+    }
 )
 
 
