@@ -128,7 +128,8 @@ build/test-hooks/.built: $(SOURCES) .venv-build/.maturin
 build/simgpu/libcuda.so.1: $(shell find rust/krex-simgpu -type f) Cargo.toml Cargo.lock
 	$(CARGO) build --locked --release -p krex-simgpu --target-dir target
 	mkdir -p $(@D)
-	cp target/release/libkrex_simgpu.so $@
+	cp target/release/libkrex_simgpu.so $@.new
+	mv $@.new $@
 
 .PHONY: simgpu
 simgpu: build/simgpu/libcuda.so.1 ## build the driver for tests without a GPU

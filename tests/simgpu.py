@@ -28,14 +28,27 @@ class Entry:
     """The entry point that was called; "-" for what happened by itself."""
     stream: int
     kind: str
-    """launch, copy, memset, graph, host, event, order, alloc, free, value, prefetch: a
-    submission; capture, instantiate, module; birth and born, death and dead: the beginning and
-    the end of making a context, and of destroying one; busy and idle: the process's first
-    outstanding work, and the end of its last."""
+    """launch, copy, memset, graph, host, event, alloc, free, value, prefetch, other: a
+    submission; order: a stream's wait for an event; capture, instantiate, module, resource;
+    birth and born, death and dead: the beginning and the end of making a context, and of
+    destroying one; busy and idle: the process's first outstanding work, and the end of its
+    last."""
 
 
 SUBMISSIONS = frozenset(
-    ["launch", "copy", "memset", "graph", "host", "event", "alloc", "free", "value", "prefetch"]
+    {
+        "launch",
+        "copy",
+        "memset",
+        "graph",
+        "host",
+        "event",
+        "alloc",
+        "free",
+        "value",
+        "prefetch",
+        "other",
+    }
 )
 
 

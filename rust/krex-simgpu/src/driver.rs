@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
-use std::time::Duration;
 
 use crate::faults::{FaultSource, Faults};
 use crate::journal::Journal;
@@ -14,6 +13,7 @@ use crate::state::State;
 use crate::status::{
     INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome, SUCCESS, Status, UNKNOWN,
 };
+use crate::system::NoCancel;
 use crate::{device, engine, graph, system};
 
 pub struct Driver {
@@ -22,8 +22,9 @@ pub struct Driver {
     pub journal: Arc<Journal>,
     faults: FaultSource,
     state: Mutex<State>,
-    /// Something ended.
-    pub changed: Condvar,
+    /// How often something ended, roughly; waited on as a futex.
+    changes: AtomicU32,
+    waiters: AtomicU32,
     /// Something is due earlier than the engine thinks.
     pub engine: Condvar,
 }
@@ -43,6 +44,64 @@ impl Driver {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|it| it.into_inner())
     }
+
+    /// Tells those who wait that something ended, if something did.
+    pub fn notify(&self, state: &mut State) {
+        if std::mem::take(&mut state.changed) {
+            // Relaxed, both: changed and read under the state's lock, except that a waiter may
+            // leave at any time, and one that left needs no waking.
+            self.changes.fetch_add(1, Ordering::Relaxed);
+            if self.waiters.load(Ordering::Relaxed) > 0 {
+                system::futex_wake(&self.changes);
+            }
+        }
+    }
+
+    /// Moves everything on and asks `done`; `None`: not yet, and what to sleep for.
+    fn look<T>(
+        &'static self,
+        entry: &str,
+        context: usize,
+        done: &mut dyn FnMut(&mut State) -> Outcome<Option<T>>,
+    ) -> Outcome<Result<T, Sleep>> {
+        if let Some(status) = self.faults.read(entry).status {
+            return Err(status);
+        }
+        let mut state = self.lock();
+        state.advance();
+        self.kick(&mut state);
+        if context != 0 {
+            state.context(context)?;
+        }
+        if let Some(value) = done(&mut state)? {
+            return Ok(Ok(value));
+        }
+        let left = state.deadline().saturating_sub(system::now());
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let seen = self.changes.load(Ordering::Relaxed);
+        // At least now and then: others' deaths change what is due.
+        Ok(Err(Sleep { seen, nanoseconds: left.clamp(1, 50_000_000) }))
+    }
+
+    fn sleep(&self, sleep: &Sleep) {
+        system::futex_wait(&self.changes, sleep.seen, sleep.nanoseconds);
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// After work was queued: makes sure that somebody moves it on.
+    fn kick(&'static self, state: &mut State) {
+        engine::ensure(self, state);
+        if state.deadline() < state.engine_deadline || !state.host_calls.is_empty() {
+            self.engine.notify_one();
+        }
+        self.notify(state);
+    }
+}
+
+/// How long to sleep, unless something ends.
+struct Sleep {
+    seen: u32,
+    nanoseconds: u64,
 }
 
 /// `cuInit`.
@@ -69,7 +128,8 @@ pub fn initialise() -> Outcome {
             journal,
             faults,
             state: Mutex::new(state),
-            changed: Condvar::new(),
+            changes: AtomicU32::new(0),
+            waiters: AtomicU32::new(0),
             engine: Condvar::new(),
         })
     });
@@ -100,6 +160,9 @@ pub enum Need {
     Context,
 }
 
+/// What a call waits for before it returns.
+type Done = Box<dyn FnMut(&mut State) -> Outcome<Option<()>>>;
+
 /// One call of an entry point.
 pub struct Call {
     pub driver: &'static Driver,
@@ -107,38 +170,57 @@ pub struct Call {
     /// The current context; 0: none.
     pub context: usize,
     pub faults: Faults,
+    last: RefCell<Option<Done>>,
 }
 
-/// Runs an entry point that needs no driver. A panic is the status `UNKNOWN`.
+/// Runs what cannot unwind any further: a panic is the status `UNKNOWN`.
+fn run_caught<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN))
+}
+
+/// Runs an entry point that needs no driver.
 pub fn run_free(body: impl FnOnce() -> Outcome) -> Status {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => SUCCESS,
-        Ok(Err(status)) => status,
-        Err(_) => UNKNOWN,
+    let _no_cancel = NoCancel::new();
+    run_caught(body).err().unwrap_or(SUCCESS)
+}
+
+/// Runs an entry point; waits at its end for what it said.
+///
+/// A thread that is cancelled while it waits there unwinds from here, through the caller.
+pub fn run(need: Need, entry: &'static str, body: impl FnOnce(&Call) -> Outcome) -> Status {
+    let no_cancel = NoCancel::new();
+    let begun = run_caught(|| {
+        let driver = driver()?;
+        let pass = if need == Need::Driver { None } else { Some(Pass::new(driver)) };
+        let call = Call::new(driver, need, entry)?;
+        body(&call)?;
+        let done = call.last.take();
+        Ok(done.map(|done| Waiting { call, done, _pass: pass }))
+    });
+    let mut waiting = match begun {
+        Ok(Some(waiting)) => waiting,
+        Ok(None) => return SUCCESS,
+        Err(status) => return status,
+    };
+    loop {
+        let Call { driver, entry, context, .. } = waiting.call;
+        match run_caught(|| driver.look(entry, context, &mut waiting.done)) {
+            Ok(Ok(())) => return SUCCESS,
+            Ok(Err(sleep)) => {
+                driver.sleep(&sleep);
+                no_cancel.pause();
+            }
+            Err(status) => return status,
+        }
     }
 }
 
-/// Runs an entry point.
-pub fn run(need: Need, entry: &'static str, body: impl FnOnce(&Call) -> Outcome) -> Status {
-    run_free(|| {
-        let driver = driver()?;
-        if need == Need::Driver {
-            return body(&Call { driver, entry, context: 0, faults: driver.faults.read(entry) });
-        }
-        let _pass = Pass::new(driver);
-        let faults = driver.faults.read(entry);
-        if let Some(status) = faults.status {
-            return Err(status);
-        }
-        let context = current_context();
-        if need == Need::Context {
-            if context == 0 {
-                return Err(INVALID_CONTEXT);
-            }
-            driver.lock().context(context)?;
-        }
-        body(&Call { driver, entry, context, faults })
-    })
+/// A call that has done everything but to wait.
+struct Waiting {
+    call: Call,
+    done: Done,
+    /// Given back at the end, also if that is a cancellation.
+    _pass: Option<Pass>,
 }
 
 /// A call that a lock on this process has to wait for.
@@ -168,6 +250,25 @@ impl Drop for Pass {
 }
 
 impl Call {
+    fn new(driver: &'static Driver, need: Need, entry: &'static str) -> Outcome<Self> {
+        let faults = driver.faults.read(entry);
+        let mut call = Self { driver, entry, context: 0, faults, last: RefCell::new(None) };
+        if need == Need::Driver {
+            return Ok(call);
+        }
+        if let Some(status) = call.faults.status {
+            return Err(status);
+        }
+        call.context = current_context();
+        if need == Need::Context {
+            if call.context == 0 {
+                return Err(INVALID_CONTEXT);
+            }
+            driver.lock().context(call.context)?;
+        }
+        Ok(call)
+    }
+
     pub fn lock(&self) -> MutexGuard<'static, State> {
         self.driver.lock()
     }
@@ -178,39 +279,30 @@ impl Call {
 
     /// After work was queued: makes sure that somebody moves it on.
     pub fn kick(&self, state: &mut State) {
-        engine::ensure(self.driver, state);
-        if state.deadline() < state.engine_deadline || !state.host_calls.is_empty() {
-            self.driver.engine.notify_one();
-        }
-        if std::mem::take(&mut state.changed) {
-            self.driver.changed.notify_all();
-        }
+        self.driver.kick(state);
     }
 
-    /// Waits until `done` says something else than `None`.
+    /// Waits until `done` says something else than `None`, and then goes on.
     ///
     /// # Errors
     /// What `done` returned, or what broke the current context meanwhile.
     pub fn wait<T>(
         &self,
-        mut state: MutexGuard<'static, State>,
+        state: MutexGuard<'static, State>,
         mut done: impl FnMut(&mut State) -> Outcome<Option<T>>,
     ) -> Outcome<T> {
+        drop(state);
         loop {
-            state.advance();
-            self.kick(&mut state);
-            if self.context != 0 {
-                state.context(self.context)?;
+            match self.driver.look(self.entry, self.context, &mut done)? {
+                Ok(value) => return Ok(value),
+                Err(sleep) => self.driver.sleep(&sleep),
             }
-            if let Some(value) = done(&mut state)? {
-                return Ok(value);
-            }
-            let left = state.deadline().saturating_sub(system::now());
-            // At least now and then: another thread may have moved what this one waits for.
-            let left = Duration::from_nanos(left.clamp(1, 50_000_000));
-            let waited = self.driver.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(|it| it.into_inner()).0;
         }
+    }
+
+    /// The same as the last thing that a call does: its thread can be cancelled there.
+    pub fn wait_at_end(&self, done: impl FnMut(&mut State) -> Outcome<Option<()>> + 'static) {
+        *self.last.borrow_mut() = Some(Box::new(done));
     }
 
     /// The index of a visible device.

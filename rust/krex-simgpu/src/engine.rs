@@ -6,6 +6,9 @@ use crate::driver::Driver;
 use crate::state::State;
 use crate::system;
 
+/// How often the deaths of others are looked for, in nanoseconds.
+const LOOK: u64 = 10_000_000;
+
 /// Starts the engine of this process, unless it runs.
 pub fn ensure(driver: &'static Driver, state: &mut State) {
     if state.has_engine {
@@ -44,14 +47,17 @@ fn run(driver: &'static Driver) {
             }
         }
         state.advance();
-        if std::mem::take(&mut state.changed) {
-            driver.changed.notify_all();
-        }
+        driver.notify(&mut state);
         if !state.host_calls.is_empty() {
             continue;
         }
         state.engine_deadline = state.deadline();
-        let left = state.engine_deadline.saturating_sub(system::now());
+        let mut left = state.engine_deadline.saturating_sub(system::now());
+        if driver.shared.others_work() {
+            // Their deaths are to be noticed when they happen, not when it next matters here.
+            left = left.min(LOOK);
+            driver.shared.look_for_dead();
+        }
         let wait = Duration::from_nanos(left.min(u64::MAX / 2));
         if left > 0 {
             let waited = driver.engine.wait_timeout(state, wait);

@@ -8,7 +8,7 @@
 //! | `memory` | allocations fail: out of memory |
 //! | `sticky=700` | every call returns this |
 //! | `hang` | kernels never end |
-//! | `lost` | the device is gone: every call fails with 999, and work never ends |
+//! | `lost` | the device is gone: every call fails with 999, the waiting ones too |
 //! | `fail:cuLaunchKernel=2` | calls of this entry return this |
 //! | `lock=hang`, `lock=refuse` | `cuCheckpointProcessLock` never returns; or returns 801 |
 

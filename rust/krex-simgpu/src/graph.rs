@@ -52,4 +52,6 @@ pub struct Capture {
     pub thread: u32,
     pub is_invalid: bool,
     pub graph: Graph,
+    /// The graph to which the captured nodes are added at the end; `None`: a new one.
+    pub target: Option<usize>,
 }

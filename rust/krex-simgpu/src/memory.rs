@@ -145,6 +145,17 @@ impl Memory {
         self.range(address).is_some_and(|(start, it)| bytes <= it.bytes - (address - start))
     }
 
+    /// The value of 4 or 8 bytes that the device reaches.
+    pub fn read(&self, address: u64, size: usize) -> Option<u64> {
+        if !self.reaches(address, size as u64) {
+            return None;
+        }
+        let mut bytes = [0; 8];
+        // SAFETY: within a live range, as just checked; `size` is at most 8.
+        unsafe { bytes.as_mut_ptr().copy_from(address as *const u8, size) };
+        Some(u64::from_le_bytes(bytes))
+    }
+
     /// Whether a range begins here.
     pub fn is_start(&self, address: u64, place: Place) -> bool {
         self.ranges.get(&address).is_some_and(|it| it.place == place)

@@ -265,12 +265,18 @@ impl Shared {
         self.read_clock(device).1
     }
 
+    /// Whether others have, or had when they died, something on any device.
+    pub fn others_work(&self) -> bool {
+        (0..DEVICES).any(|it| self.others_matter(it))
+    }
+
     fn others_matter(&self, device: usize) -> bool {
+        let position = self.read_clock(device).1.position_at(system::now());
         self.used_slots().iter().enumerate().any(|(index, slot)| {
-            index != self.slot && slot.state.load(Ordering::Relaxed) != FREE && {
-                slot.work_end[device].load(Ordering::Relaxed) != 0
-                    || slot.births[device].load(Ordering::Relaxed) != 0
-            }
+            let state = slot.state.load(Ordering::Relaxed);
+            let end = f64::from_bits(slot.work_end[device].load(Ordering::Relaxed));
+            let births = slot.births[device].load(Ordering::Relaxed);
+            index != self.slot && state != FREE && (state == DYING || end > position || births > 0)
         })
     }
 

@@ -216,6 +216,9 @@ impl State {
             for stream in busy {
                 end = end.max(stream.work_end(position));
                 next = next.min(stream.running.unwrap_or(f64::INFINITY));
+                if matches!(stream.queue.front(), Some(Operation { action: Action::Poll(_), .. })) {
+                    deadline = deadline.min(now + LOOK);
+                }
             }
             // What ended already is left as it is: nobody counts it any more.
             if end > position || clock.own_end > position {
@@ -296,6 +299,13 @@ impl State {
                 ready = ready.max(passed);
                 self.finish(handle, ready);
             }
+            Action::Poll(poll) => {
+                // Unreachable memory is no reason to wait.
+                if self.memory.read(poll.address, poll.size).is_some_and(|it| !poll.accepts(it)) {
+                    return false;
+                }
+                self.finish(handle, now.max(ready));
+            }
             Action::Host(call) => {
                 self.host_calls.push_back((handle, *call));
                 if let Some(stream) = self.streams.get_mut(&handle) {
@@ -321,7 +331,7 @@ impl State {
                 }
             }
             Action::Record(mark) => mark.pass(time),
-            Action::Wait(_) | Action::Host(_) => {}
+            Action::Wait(_) | Action::Poll(_) | Action::Host(_) => {}
         }
     }
 

@@ -69,6 +69,31 @@ pub struct HostCall {
     pub data: usize,
 }
 
+/// A value in memory that a stream waits for.
+#[derive(Clone, Copy, Debug)]
+pub struct Poll {
+    pub address: u64,
+    /// 4 or 8 bytes.
+    pub size: usize,
+    pub value: u64,
+    /// `CU_STREAM_WAIT_VALUE_*`: at least the value (cyclic), equal to it, shares a bit with it,
+    /// or has no bit that it has not.
+    pub condition: u32,
+}
+
+impl Poll {
+    /// Whether memory's value will do.
+    pub fn accepts(&self, found: u64) -> bool {
+        let shift = 64 - 8 * self.size;
+        match self.condition {
+            0 => ((found.wrapping_sub(self.value) << shift) as i64) >= 0,
+            1 => found == self.value,
+            2 => found & self.value != 0,
+            _ => (!(found | self.value) << shift) != 0,
+        }
+    }
+}
+
 /// What an operation is.
 #[derive(Clone, Debug)]
 pub enum Action {
@@ -78,6 +103,8 @@ pub enum Action {
     Instant(Effect),
     Record(Arc<Mark>),
     Wait(Arc<Mark>),
+    /// Waits until memory holds a value.
+    Poll(Poll),
     Host(HostCall),
 }
 

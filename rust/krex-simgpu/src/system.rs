@@ -1,6 +1,6 @@
-//! Time, sleep and process ids, by system calls that are no cancellation points: a cancelled
-//! thread must not unwind through this library half-way.
+//! Time, sleep, ids, and cancellation.
 
+use std::ffi::c_int;
 use std::sync::atomic::AtomicU32;
 
 /// Now, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -54,4 +54,47 @@ pub fn thread_id() -> u32 {
 pub fn append(descriptor: i32, text: &[u8]) {
     // SAFETY: write(2) reads `text`, which outlives the call.
     unsafe { libc::syscall(libc::SYS_write, descriptor, text.as_ptr(), text.len()) };
+}
+
+/// Holds a thread's cancellation off. A cancelled thread unwinds, and may do so only where
+/// nothing is half-done and no panic is caught.
+#[derive(Debug)]
+pub struct NoCancel {
+    before: c_int,
+}
+
+/// `PTHREAD_CANCEL_DISABLE`.
+const DISABLE: c_int = 1;
+
+unsafe extern "C-unwind" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+    fn pthread_testcancel();
+}
+
+impl NoCancel {
+    pub fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: `before` is a valid place to write to.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
+        Self { before }
+    }
+
+    /// The one place where a cancelled thread may end.
+    pub fn pause(&self) {
+        let mut disabled = 0;
+        // SAFETY: as above. If this unwinds, the caller's frames are ready for it.
+        unsafe {
+            pthread_setcancelstate(self.before, &raw mut disabled);
+            pthread_testcancel();
+            pthread_setcancelstate(DISABLE, &raw mut disabled);
+        }
+    }
+}
+
+impl Drop for NoCancel {
+    fn drop(&mut self) {
+        let mut disabled = 0;
+        // SAFETY: as above.
+        unsafe { pthread_setcancelstate(self.before, &raw mut disabled) };
+    }
 }

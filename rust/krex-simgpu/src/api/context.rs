@@ -292,7 +292,13 @@ entry! { Unlocked cuCtxGetApiVersion(context: usize, version: *mut u32) |call| {
 fn synchronize_context(call: &Call, context: usize) -> Outcome {
     let mut state = call.lock();
     super::capture::forbid_in(&mut state, context)?;
-    synchronize(call, state, context)
+    state.context(context)?;
+    let last = state.last_sequence();
+    call.wait_at_end(move |state| {
+        state.context(context)?;
+        Ok(is_idle(state, context, last).then_some(()))
+    });
+    Ok(())
 }
 
 entry! { Context cuCtxSynchronize() |call| synchronize_context(call, call.context) }

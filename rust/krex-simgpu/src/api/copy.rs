@@ -59,7 +59,7 @@ impl Copy {
             // A synchronous copy within the device doesn't block.
             Submitted::Queued(..) if to_place == Place::Device && from_place == Place::Device => {}
             Submitted::Queued(stream, sequence) if wait || pageable_target => {
-                return call.wait(call.lock(), |state| {
+                call.wait_at_end(move |state| {
                     let done = state.stream(stream).map_or(true, |it| it.is_done(sequence));
                     Ok(done.then_some(()))
                 });
@@ -94,6 +94,14 @@ copies! {
     cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz: true true;
     cuMemcpy, cuMemcpy_ptds, cuMemcpyAsync, cuMemcpyAsync_ptsz: false false;
 }
+
+stream_entry! { Unlocked cuMemcpyWithAttributesAsync, cuMemcpyWithAttributesAsync_ptsz(
+    to: u64, from: u64, bytes: usize, attributes: *const u8, stream: usize
+) |call, per_thread| {
+    let _ = attributes;
+    let copy = Copy { to, from, bytes, to_device: false, from_device: false };
+    copy.run(call, stream, per_thread, false)
+} }
 
 stream_entry! { Context cuMemcpyPeer, cuMemcpyPeer_ptds(
     to: u64, to_context: usize, from: u64, from_context: usize, bytes: usize

@@ -90,13 +90,13 @@ entry! { Unlocked cuEventSynchronize(event: usize) |call| {
     let mut state = call.lock();
     capture::forbid_unsafe(&mut state)?;
     let context = state.event(event)?.context;
-    match mark(&mut state, event)? {
-        Some(mark) => call.wait(state, |state| {
+    if let Some(mark) = mark(&mut state, event)? {
+        call.wait_at_end(move |state| {
             state.context(context)?;
             Ok(mark.passed().map(drop))
-        }),
-        None => Ok(()),
+        });
     }
+    Ok(())
 } }
 
 unsafe fn elapsed(call: &Call, milliseconds: *mut f32, start: usize, end: usize) -> Outcome {

@@ -8,7 +8,7 @@ use crate::driver::Call;
 use crate::graph;
 use crate::memory::Place;
 use crate::status::{INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, Outcome};
-use crate::stream::{Action, Effect};
+use crate::stream::{Action, Effect, Poll};
 
 fn allocate(call: &Call, bytes: usize, place: Place) -> Outcome<u64> {
     let mut state = call.lock();
@@ -321,6 +321,33 @@ writes! {
     cuStreamWriteValue32_v2, cuStreamWriteValue32_v2_ptsz: u32;
     cuStreamWriteValue64, cuStreamWriteValue64_ptsz: u64;
     cuStreamWriteValue64_v2, cuStreamWriteValue64_v2_ptsz: u64;
+}
+
+fn wait_value(call: &Call, stream: usize, per_thread: bool, poll: Poll) -> Outcome {
+    if !call.lock().memory.reaches(poll.address, poll.size as u64) {
+        return Err(INVALID_VALUE);
+    }
+    let submission = Submission { action: Action::Poll(poll), kind: "value", node: graph::EMPTY };
+    capture::submit(call, stream, per_thread, submission).map(|_: Submitted| ())
+}
+
+macro_rules! waits {
+    ($($name:ident, $variant:ident: $type:ty;)*) => {
+        $(stream_entry! { Unlocked $name, $variant(
+            stream: usize, address: u64, value: $type, flags: u32
+        ) |call, per_thread| {
+            let (size, value) = (size_of::<$type>(), u64::from(value));
+            let poll = Poll { address, size, value, condition: flags & 3 };
+            wait_value(call, stream, per_thread, poll)
+        } })*
+    };
+}
+
+waits! {
+    cuStreamWaitValue32, cuStreamWaitValue32_ptsz: u32;
+    cuStreamWaitValue32_v2, cuStreamWaitValue32_v2_ptsz: u32;
+    cuStreamWaitValue64, cuStreamWaitValue64_ptsz: u64;
+    cuStreamWaitValue64_v2, cuStreamWaitValue64_v2_ptsz: u64;
 }
 
 fn prefetch(call: &Call, stream: usize, per_thread: bool, address: u64, bytes: usize) -> Outcome {

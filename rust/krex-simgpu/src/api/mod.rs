@@ -10,6 +10,7 @@ mod copy;
 mod device;
 mod event;
 mod graph;
+mod hollow;
 mod launch;
 mod memory;
 mod module;
@@ -50,7 +51,7 @@ unsafe fn put_if_wanted<T>(place: *mut T, value: T) {
 macro_rules! entry {
     ($need:ident $name:ident($($argument:ident: $type:ty),* $(,)?) |$call:ident| $body:expr) => {
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::status::Status {
+        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $crate::status::Status {
             $crate::driver::run($crate::driver::Need::$need, stringify!($name), |$call| {
                 // SAFETY: the caller keeps the contract of the header: pointers that it gives
                 // are null, which is checked, or valid for what the function does with them.

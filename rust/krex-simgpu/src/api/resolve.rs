@@ -123,7 +123,7 @@ mod tests {
     fn the_version_chooses_the_form() {
         assert_eq!(find("cuCtxGetDevice", 12000, false), Ok(row("cuCtxGetDevice", 2000)));
         assert_eq!(find("cuCtxGetDevice", 13000, false), Ok(row("cuCtxGetDevice", 13000)));
-        assert_eq!(find("cuMemAlloc", 3000, false), Err(NOT_IN_VERSION));
+        assert_eq!(find("cuMemAllocAsync", 11000, false), Err(NOT_IN_VERSION));
         assert_eq!(find("cuNothing", 13000, false), Err(NO_SUCH_SYMBOL));
         assert_ne!(find("cuLaunchKernel", 13000, false), find("cuLaunchKernel", 13000, true));
     }

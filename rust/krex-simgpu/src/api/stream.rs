@@ -132,12 +132,13 @@ pub fn synchronize(call: &Call, handle: usize, per_thread: bool) -> Outcome {
     capture::forbid_on(&mut state, stream)?;
     capture::forbid_unsafe(&mut state)?;
     let (last, context) = (state.last_sequence(), state.stream(stream)?.context);
-    call.wait(state, |state| {
+    call.wait_at_end(move |state| {
         state.context(context)?;
         // Another thread may have destroyed it.
         let done = is_complete(state, stream, last).unwrap_or(true);
         Ok(done.then_some(()))
-    })
+    });
+    Ok(())
 }
 
 stream_entry! { Unlocked cuStreamSynchronize, cuStreamSynchronize_ptsz(
@@ -164,6 +165,17 @@ stream_entry! { Unlocked cuStreamWaitEvent, cuStreamWaitEvent_ptsz(
 stream_entry! { Unlocked cuLaunchHostFunc, cuLaunchHostFunc_ptsz(
     stream: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void
 ) |call, per_thread| {
+    let function = function.ok_or(INVALID_VALUE)?;
+    let action = Action::Host(HostCall { function, data: data as usize });
+    capture::submit(call, stream, per_thread, Submission::host(action))?;
+    Ok(())
+} }
+
+stream_entry! { Unlocked cuLaunchHostFunc_v2, cuLaunchHostFunc_v2_ptsz(
+    stream: usize, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void,
+    synchronization: u32,
+) |call, per_thread| {
+    let _ = synchronization;
     let function = function.ok_or(INVALID_VALUE)?;
     let action = Action::Host(HostCall { function, data: data as usize });
     capture::submit(call, stream, per_thread, Submission::host(action))?;
