@@ -264,6 +264,29 @@ def test_captures_survive_a_drain(
     assert tell(sibling, "end_capture") == 2
 
 
+def test_random_programs_never_meet(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    """While one is in its region, nothing of any other reaches the device, or still runs on it."""
+    actors = [start(machine, gpu)[0] for _ in range(3)]
+    regions = int(os.environ.get("KREX_TEST_SCHEDULES", "300")) // 10
+    for seed, actor in enumerate(actors):
+        arguments = {"seed": seed, "regions": regions}
+        actor.send("call", module="cuda_client", function="work_at_random", arguments=arguments)
+    held = {actor.pid: actor.answer(limit=1000) for actor in actors}
+    journal = gpu.journal()
+    for pid, mine in held.items():
+        for region in mine:
+            assert region["verdict"] == "clean", region["why"]
+            inside = range(region["entered"], region["left"])
+            met = [it for it in journal if it.pid != pid and it.time in inside]
+            submitted = [it for it in met if it.kind in simgpu.SUBMISSIONS]
+            assert submitted == []
+            # The last of one before that is what it was doing then.
+            for other in held.keys() - {pid}:
+                before = [it.kind for it in journal if it.pid == other and it.time < inside.start]
+                states = [it for it in before if it in ("busy", "idle")]
+                assert states[-1:] != ["busy"]
+
+
 def test_default_streams_of_threads_are_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
     environment = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1", **gpu.environment}
     sibling = machine.actor(env=environment)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import selectors
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from krex._native import native_program
+from krex._native import interposer, native_program
 from krex.bench.commands import Command
 from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
@@ -32,9 +34,22 @@ _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 _KILL_LIMIT_S = 10.0
 # The size of the environment moves the stack, which can change timings: it is always the same.
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
+# As long as `LD_PRELOAD`.
+_STAND_IN = "KREX_BENCH"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
 # Statuses by which `krex run` says that it could not start the command.
 _NOT_STARTED = (125, 126, 127)
+
+
+def _in_place_of_interposer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that take as much room as what `krex run` adds to an environment."""
+    library = interposer()
+    before = environment.get("LD_PRELOAD", "")
+    if library is None or library in re.split("[ :]", before):
+        return {}
+    if before:
+        return {_PADDING_VARIABLE: "." * len(f"{library}:")}
+    return {_STAND_IN: library}
 
 
 @dataclass(frozen=True)
@@ -155,14 +170,17 @@ class Launcher:
             options = ["--device", self._settings.device, "--name", command.name]
             options += ["--timeout", f"{self._settings.timeout:g}"]
             argv = [self._krex, "run", *options, "--", *argv]
+        environment = self._environment | command.env
+        if policy is not KREX:
+            environment |= _in_place_of_interposer(environment)
         return subprocess.Popen(
             argv,
-            env=self._environment
-            | command.env
+            env=environment
             | {
                 POLICY_VARIABLE: policy.name,
                 LOCK_VARIABLE: str(self._lock_path),
-                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
+                _PADDING_VARIABLE: environment.get(_PADDING_VARIABLE, "")
+                + "." * (_LONGEST_NAME - len(policy.name)),
                 "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
             },
             stdin=subprocess.DEVNULL,
