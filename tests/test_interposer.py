@@ -457,6 +457,49 @@ def test_calls_within_calls_pass(machine: Machine, fake_driver: dict[str, str]) 
     assert actor.do("run", code=code) == [FAKE_DEVICE, 5, 6, 6]
 
 
+RESOLVE = """
+def resolve(name, *types):
+    found = ctypes.c_void_p()
+    flags = ctypes.c_uint64(0)
+    assert library.cuGetProcAddress_v2(name, ctypes.byref(found), 12000, flags, None) == 0
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(found.value)
+number = ctypes.c_uint64
+"""
+
+
+def test_what_the_driver_hands_out_is_exchanged(
+    machine: Machine, fake_driver: dict[str, str]
+) -> None:
+    """By its address if the driver exports it, else by name and version."""
+    actor = machine.actor(env=fake_driver)
+    code = (
+        BEGIN_FAKE
+        + RESOLVE
+        + (
+            "memset = resolve(b'cuMemsetD16', number, ctypes.c_uint16, number)\n"
+            "copy = resolve(b'cuMemcpyDtoDAsync', number, number, number, number)\n"
+            "with region.critical() as critical:\n"
+            "    for _ in range(3): assert memset(0, 1, 16) == 0\n"
+            "    for _ in range(4): assert copy(0, 0, 16, 0) == 0\n"
+            "count = ctypes.c_int.in_dll(library, 'outer_calls').value\n"
+            "value = [critical.report.submissions, count, critical.report.verdict]\n"
+        )
+    )
+    assert actor.do("run", code=code) == [7, 8, "clean"]
+
+
+def test_who_uses_an_unknown_function_is_not_fully_gated(
+    machine: Machine, fake_driver: dict[str, str]
+) -> None:
+    sibling = machine.actor(env=fake_driver)
+    sibling.do("run", code=BEGIN_FAKE + RESOLVE + "resolve(b'cuLaunchSomethingNew')\nvalue = 0\n")
+    [tenant] = [it for it in machine.status()["tenants"] if it["pid"] == sibling.pid]
+    assert [it["fully_gated"] for it in tenant["submitters"]] == [False]
+    report = machine.actor("--device", FAKE_DEVICE).do("whole")
+    assert report["verdict"] == "contended"
+    assert "this krex does not know" in report["reasons"][0]
+
+
 def test_a_cancelled_thread_leaves_no_count(machine: Machine, fake_driver: dict[str, str]) -> None:
     sibling = machine.actor(env=fake_driver)
     code = BEGIN_FAKE + "value = library.cancel_one()"
