@@ -10,6 +10,7 @@ use crate::affinity::SharedCpuSet;
 use crate::bitmap::Bitmap;
 use crate::budget::Run;
 use crate::clock;
+use crate::drain::DrainWords;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
@@ -17,7 +18,7 @@ use crate::text::SharedText;
 use crate::word::{Ack, GateWord, IsolationWord, OwnerWord, Reference, Revocation};
 
 /// The number of this layout: two krex versions work together if theirs are equal.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 pub const DEVICES: usize = 64;
 pub const TENANTS: usize = 1024;
@@ -151,6 +152,8 @@ pub struct Tenant {
     pub registered_at: AtomicU64,
     /// 1: it attached itself while it ran, instead of being started by `krex run`.
     pub attached: AtomicU64,
+    /// 1: its processes are started with the interposer, or one of them was seen to have it.
+    pub preloaded: AtomicU64,
     /// Limit of `--timeout` in nanoseconds; zero: none.
     pub time_limit: AtomicU64,
     /// Nanoseconds spent frozen; since when it is frozen now (zero: it is not).
@@ -285,9 +288,16 @@ pub struct Submitter {
     pub device: AtomicU64,
     /// Its part of the tenant's waiting threads.
     pub waiting_threads: AtomicU64,
-    /// Completed submissions plus one when a drain gave it up; later holders look only once,
+    /// [`Submitter::progress`] plus one when a drain gave it up; later holders look only once,
     /// as long as it has completed no more.
     pub stuck_at: AtomicU64,
+    /// Bits of [`crate::drain::coverage`].
+    pub coverage: AtomicU64,
+    /// Threads that wait for the device inside of the driver.
+    pub device_waits: AtomicU64,
+    pub drain: DrainWords,
+    /// Contexts that are being made or ended, code that is being loaded.
+    pub births: SubmitterFlight,
     pub flight: SubmitterFlight,
 }
 
@@ -306,6 +316,26 @@ impl Submitter {
 
     pub fn flight(&self) -> &Flight {
         &self.flight.0
+    }
+
+    pub fn births(&self) -> &Flight {
+        &self.births.0
+    }
+
+    /// Calls of both kinds that are inside of the driver now.
+    pub fn in_flight(&self) -> u64 {
+        self.flight().counts().in_flight + self.births().counts().in_flight
+    }
+
+    /// A number that grows with everything that it completes.
+    pub fn progress(&self) -> u64 {
+        self.flight().counts().completed.wrapping_add(self.births().counts().completed)
+    }
+
+    /// Whether its interposer said that of itself.
+    pub fn covers(&self, what: u64) -> bool {
+        // Acquire: partner of the Release with which a helper says that it is there.
+        self.coverage.load(Ordering::Acquire) & what != 0
     }
 }
 

@@ -27,6 +27,8 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod device;
 #[cfg(not(loom))]
+pub mod drain;
+#[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
 pub mod fence;

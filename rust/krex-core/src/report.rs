@@ -7,7 +7,7 @@ use crate::clock;
 use crate::fence;
 use crate::freezer::Kind;
 use crate::isolate;
-use crate::region::Region;
+use crate::region::{Own, Region};
 use crate::siblings::{Outcome, Problem, Sibling};
 use crate::tenant;
 
@@ -50,6 +50,12 @@ pub struct Report {
     pub held: u64,
     pub restore: u64,
     pub time_excluded: u64,
+    /// How long the GPU went on with the region's own work after its last line.
+    pub pending_at_exit: u64,
+    /// What its own processes submitted to the device, through the interposer.
+    pub submissions: u64,
+    /// On how many streams.
+    pub streams: u64,
     pub siblings: Vec<Outcome>,
     pub verdict: Verdict,
     pub reasons: Vec<String>,
@@ -63,6 +69,7 @@ impl Region {
         revoked: bool,
         verified: bool,
         present: &[Sibling],
+        own: Own,
     ) -> Report {
         let segment = &self.client.segment;
         let tenure = self.word.tenure();
@@ -76,6 +83,12 @@ impl Region {
         let mut problems: Vec<Problem> =
             outcomes.iter().flat_map(|it| it.problems.clone()).collect();
         problems.extend(self.newcomers(present));
+        if own.work.incomplete {
+            problems.push(Problem {
+                certain: false,
+                text: "not all that the region submitted could be waited for at its end".to_owned(),
+            });
+        }
         if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
             let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
             problems.insert(
@@ -140,6 +153,9 @@ impl Region {
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),
+            pending_at_exit: own.pending,
+            submissions: own.submissions,
+            streams: own.work.streams,
             siblings: outcomes,
             verdict,
             reasons,

@@ -123,6 +123,9 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.registered_at, clock::now());
     set(&tenant.attached, registration.attached.into());
     set(&tenant.time_limit, registration.time_limit);
+    // What splits off was started like the rest.
+    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
+    set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));
     for word in [
         &tenant.frozen_total,
         &tenant.frozen_since,
@@ -308,6 +311,19 @@ pub fn resolve(segment: &Layout, reference: Reference) -> Option<&Tenant> {
     let owner = tenant.owner();
     let is_there = matches!(owner.state(), SlotState::Starting | SlotState::Live);
     (owner.generation() == reference.generation && is_there).then_some(tenant)
+}
+
+/// The tenant whose root is the process `identity`.
+pub fn find_rooted(segment: &Layout, supervisor: usize, identity: &Identity) -> Option<Reference> {
+    segment.live_tenants.iter().find_map(|slot| {
+        let tenant = &segment.tenants[slot];
+        let owner = tenant.owner();
+        let is_root = owner.state() == SlotState::Live
+            && owner.supervisor() == supervisor
+            && owner.pid() == identity.pid
+            && tenant.start_time.load(Ordering::Acquire) == identity.start_time;
+        is_root.then(|| Reference { slot, generation: owner.generation() })
+    })
 }
 
 /// The tenant that the calling process belongs to: by its cgroup, else by its ancestors. One of
