@@ -37,7 +37,7 @@ help: ## show this list
 build: .venv/.installed ## build krex and install it into .venv
 
 .PHONY: demo
-demo: .venv/.installed ## show the main job: solo, ungated and with regions
+demo: .venv/.installed ## show the main job: solo, ungated and with krex (fails if it does not show)
 	.venv/bin/python benches/demo.py
 
 .PHONY: bench

@@ -24,12 +24,16 @@ import stage
 BLOCK = bytes(64 * 1024)
 
 
-def sibling(arguments: argparse.Namespace) -> None:
+def start_threads(arguments: argparse.Namespace) -> None:
     """As many threads as asked for, of which some compute all the time."""
     for number in range(arguments.threads - 1):
         compute = number < arguments.busy
         target = _compute if compute else threading.Event().wait
         threading.Thread(target=target, daemon=True).start()
+
+
+def sibling(arguments: argparse.Namespace) -> None:
+    start_threads(arguments)
     print("ready", flush=True)
     if arguments.pulse:
         with open(arguments.pulse, "r+b") as file:
@@ -57,9 +61,11 @@ def _beat(pulse: mmap.mmap) -> None:
         last = now
 
 
-def holder() -> None:
+def holder(arguments: argparse.Namespace) -> None:
     import krex
     from krex import region
+
+    start_threads(arguments)
 
     def measure(repeats: int, hold: float, pause: float) -> list[dict[str, Any]]:
         """Enter and leave; in seconds, and who was frozen how."""
@@ -82,6 +88,7 @@ def holder() -> None:
                 {
                     "entry": entered - start,
                     "freeze": report.drain_s + report.freeze_s,
+                    "isolate": report.isolate_s,
                     "exit": left - leaving,
                     "thawed": time.perf_counter() - leaving,
                     "verdict": report.verdict,
@@ -115,7 +122,7 @@ def main() -> None:
     if arguments.role == "sibling":
         sibling(arguments)
     elif arguments.role == "holder":
-        holder()
+        holder(arguments)
     else:
         hog()
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
-import importlib.util
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import krex
-from krex import region
 from results import Part, Row, percentile, spread
 from stage import KREX, Pulse, Stage, wait_until
 
@@ -44,7 +37,8 @@ def gate(quick: bool) -> Part:
         "floor": "two atomic additions (the floor)",
         "pass": "pass",
         "look_and_pass": "pass, with a look first",
-        "flock": "flock pair, shared",
+        "semaphore": "POSIX semaphore, one each",
+        "flock": "flock, exclusive, a file each",
     }
     floor = 0.0
     for line in output.splitlines():
@@ -65,68 +59,6 @@ def gate(quick: bool) -> Part:
         )
     part.notes.append("aim: 1.2 x the floor; `/ floor`: the median of the rounds' own ratios")
     return part
-
-
-def alone(quick: bool) -> Part:
-    """Python's side, with nobody else on the device."""
-    part = Part("alone", "From Python, nobody else there: one `with` statement")
-    repeats = 5_000 if quick else 50_000
-
-    def row(what: str, make: Callable[[], AbstractContextManager[Any]], aim: float | None) -> Row:
-        clock = time.perf_counter_ns
-        times = []
-        for _ in range(repeats):
-            start = clock()
-            with make():
-                pass
-            times.append(clock() - start)
-        return Row(what, "us", spread(times, 1e-3), repeats, aim)
-
-    with Stage() as stage, _environment(stage), tempfile.TemporaryDirectory() as directory:
-        nothing = nullcontext()
-        critical = region.critical()
-        submission = krex.submission()
-        lock = multiprocessing.Lock()
-        with open(os.path.join(directory, "lock"), "w") as file:
-            part.rows = [
-                row("nothing (the measurement itself)", lambda: nothing, None),
-                row("critical()", region.critical, 2.0),
-                row("critical(), the same object again", lambda: critical, None),
-                row("krex.submission()", krex.submission, None),
-                row("krex.submission(), the same object again", lambda: submission, None),
-                row("multiprocessing.Lock", lambda: lock, None),
-                row("flock, exclusive", lambda: _Flock(file.fileno()), None),
-            ]
-        if importlib.util.find_spec("filelock") is None:
-            part.notes.append("filelock is not installed, so it is not shown")
-        else:
-            filelock = importlib.import_module("filelock")
-            path = os.path.join(directory, "filelock")
-            part.rows.append(row("filelock.FileLock", lambda: filelock.FileLock(path), None))
-    return part
-
-
-class _Flock:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-
-@contextmanager
-def _environment(stage: Stage) -> Iterator[None]:
-    """This process itself uses the stage's runtime directory."""
-    before = dict(os.environ)
-    os.environ.update(stage.environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def entry(quick: bool) -> Part:
@@ -181,6 +113,37 @@ def _entry_row(
     clean = sum(it["verdict"] == "clean" for it in results)
     note = "" if clean == len(results) else f"({clean} of {len(results)} clean)"
     return Row(f"{freezer}, {count} {doing}", "ms", values, len(results), aim, note)
+
+
+def isolation(quick: bool) -> Part:
+    """Reserved CPUs: what they add to entry and exit, nobody else there."""
+    part = Part("isolation", "Entry and exit with reserved CPUs, nobody else there (medians)")
+    cpus = sorted(os.sched_getaffinity(0))
+    reserved = ",".join(map(str, cpus[-2:] if len(cpus) > 4 else cpus[-1:]))
+    for freezer in FREEZERS:
+        for setting in (reserved, "none"):
+            for threads in (1, 20, 200):
+                part.rows.append(_isolation_row(freezer, setting, threads, 50 if quick else 500))
+    part.notes += [
+        "isolate: of the entry, moving the holder's threads; exit has the way back",
+        "threads are idle but for the one that enters",
+    ]
+    return part
+
+
+def _isolation_row(freezer: str, setting: str, threads: int, repeats: int) -> Row:
+    with Stage(freezer) as stage:
+        stage.environment["KREX_RESERVED_CPUS"] = setting
+        holder = stage.holder(threads)
+        holder.measure(5, 0.0002, 0.002)
+        results = holder.measure(repeats, 0.0002, 0.002)
+    values = {
+        f"{key}{name}": percentile([1e6 * it[key] for it in results], share)
+        for key in ("entry", "isolate", "exit")
+        for name, share in (("", 0.5), (" p95", 0.95))
+    }
+    what = f"{freezer}, CPUs {setting}, {threads} thread{'s' if threads > 1 else ''}"
+    return Row(what, "us", values, len(results))
 
 
 def recovery(quick: bool) -> Part:
@@ -345,8 +308,8 @@ def _launch_row(stage: Stage, freezer: str, repeats: int) -> Row:
 
 PARTS: dict[str, Callable[[bool], Part]] = {
     "gate": gate,
-    "alone": alone,
     "entry": entry,
+    "isolation": isolation,
     "recovery": recovery,
     "entry-busy": entry_busy,
     "recovery-busy": recovery_busy,

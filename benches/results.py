@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from krex.bench.machine import busy_share
+from krex.bench.statistics import percentile as percentile_or_none
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ class Part:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    """The value below which `share` of all values lie; there has to be one."""
+    found = percentile_or_none(values, share)
+    if found is None:
+        raise ValueError("nothing was measured")
+    return found
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> dict[str, float]:
@@ -75,37 +78,6 @@ def lines(part: Part) -> list[str]:
             + f"  {row.unit:<4}  {row.samples:>7}  {aim}  {row.note}".rstrip()
         )
     return table + [f"  {note}" for note in part.notes]
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        fields = dict(line.split(":", 1) for line in file if ":" in line)
-    processor = {name.strip(): value.strip() for name, value in fields.items()}
-    with open("/proc/meminfo", encoding="utf-8") as file:
-        memory_kib = int(file.readline().split()[1])
-    return {
-        "cpu": processor.get("model name", platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
-        "virtual": "hypervisor" in processor.get("flags", "").split(),
-        "memory_gib": round(memory_kib / 2**20, 1),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def busy_share(seconds: float = 0.5) -> float:
-    """The share of all CPU time that was used (or stolen) during the next `seconds`."""
-
-    def read() -> tuple[int, int]:
-        with open("/proc/stat", encoding="utf-8") as file:
-            ticks = [int(it) for it in file.readline().split()[1:9]]
-        return sum(ticks), ticks[3] + ticks[4]
-
-    total, idle = read()
-    time.sleep(seconds)
-    total_after, idle_after = read()
-    return 1 - (idle_after - idle) / max(1, total_after - total)
 
 
 def wait_until_quiet(patience: float) -> float:

@@ -13,8 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+from krex.bench import machine
 from parts import PARTS, ROOT
-from results import lines, machine, wait_until_quiet
+from results import lines, wait_until_quiet
 
 
 def say(text: str) -> None:
@@ -43,11 +44,8 @@ def main() -> int:
         parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as with Ctrl-C
 
-    found = machine()
-    print(
-        f"{found['cpu']}{' (virtual)' if found['virtual'] else ''}, {found['cores']} cores, "
-        f"{found['memory_gib']} GiB, Linux {found['kernel']}, Python {found['python']}"
-    )
+    found = machine.describe()
+    print(machine.in_words(found))
     results = []
     for name in names:
         share = wait_until_quiet(arguments.patience)

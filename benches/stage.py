@@ -183,8 +183,8 @@ class Stage:
         self._opened.callback(groups.close)
         return groups
 
-    def holder(self) -> Holder:
-        process = self.actor("holder")
+    def holder(self, threads: int = 1) -> Holder:
+        process = self.actor("holder", f"--threads={threads}")
         expect(process, "ready")
         return Holder(process)
 

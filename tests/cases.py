@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -323,6 +324,9 @@ FIELDS = {
     "wait_s": float,
     "drain_s": float,
     "freeze_s": float,
+    "isolate_s": float,
+    "cpus": type(None),
+    "isolation": str,
     "held_s": float,
     "restore_s": float,
     "time_excluded_s": float,
@@ -728,3 +732,159 @@ def many_regions(device: str, count: int) -> dict[str, Any]:
             spans.append((start, time.monotonic()))
         verdicts.append(timed.report.verdict)
     return {"spans": spans, "verdicts": verdicts}
+
+
+# CPUs
+
+
+class Helper:
+    """A thread that does what it is told, in turn."""
+
+    def __init__(self) -> None:
+        self._words: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.tid: int = self.do(threading.get_native_id)
+
+    def _run(self) -> None:
+        while True:
+            self._outcomes.put(self._words.get()())
+
+    def do(self, body: Callable[[], Any]) -> Any:
+        self._words.put(body)
+        return self._outcomes.get(timeout=30)
+
+
+helpers: list[Helper] = []
+
+
+def start_helper(by: int | None = None, cpus: list[int] | None = None) -> int:
+    """Start a thread, from that with the number `by`; returns its id."""
+    helper = Helper() if by is None else helpers[by].do(Helper)
+    helpers.append(helper)
+    if cpus is not None:
+        helper.do(lambda: os.sched_setaffinity(0, cpus))
+    return int(helper.tid)
+
+
+def choose_cpus(cpus: list[int], by: int | None = None) -> None:
+    """The calling thread, or a helper, gives itself another mask."""
+    if by is None:
+        os.sched_setaffinity(0, cpus)
+    else:
+        helpers[by].do(lambda: os.sched_setaffinity(0, cpus))
+
+
+def bear(by: int | None = None, cpus: list[int] | None = None) -> int:
+    """Fork a child that only waits to be killed, from a helper's thread or the calling one."""
+
+    def body() -> int:
+        child = os.fork()
+        if child == 0:
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)
+            while True:
+                signal.pause()
+        return child
+
+    return body() if by is None else int(helpers[by].do(body))
+
+
+def region_that_raises() -> None:
+    with raises(KeyError), region.critical():
+        raise KeyError
+
+
+def a_childs_region_is_joined() -> None:
+    """A child that was born inside has its parent's CPUs, and changes nothing."""
+    here = os.sched_getaffinity(0)
+
+    def joins() -> None:
+        with region.critical() as inner:
+            assert os.sched_getaffinity(0) == here
+        assert inner.report.joined
+        assert inner.report.isolation != "none"
+        assert os.sched_getaffinity(0) == here
+
+    in_a_child(joins)
+
+
+def a_childs_region_on_another_device() -> dict[str, Any]:
+    """Its report."""
+    read_end, write_end = os.pipe()
+
+    def enters() -> None:
+        with region.critical("cpu:other") as own:
+            pass
+        os.write(write_end, json.dumps(own.report.to_dict()).encode())
+
+    in_a_child(enters)
+    os.close(write_end)
+    with open(read_end, "rb") as file:
+        report: dict[str, Any] = json.loads(file.read())
+    return report
+
+
+def has(thread: int, cpus: set[int]) -> bool:
+    """Whether a thread, if there is such, has this mask."""
+    try:
+        return os.sched_getaffinity(thread) == cpus
+    except ProcessLookupError:
+        return True
+
+
+def regions_among_threads_that_come_and_go(count: int) -> list[str]:
+    """Whoever is there after a region has the mask of before; returns the verdicts."""
+    own = os.sched_getaffinity(0)
+    stop = threading.Event()
+
+    def bear_threads() -> None:
+        while not stop.is_set():
+            children = [threading.Thread(target=time.sleep, args=(0.002,)) for _ in range(3)]
+            for child in children:
+                child.start()
+            for child in children:
+                child.join()
+
+    bearers = [threading.Thread(target=bear_threads) for _ in range(4)]
+    for bearer in bearers:
+        bearer.start()
+    verdicts = []
+    for _ in range(count):
+        with region.critical() as timed:
+            end = time.monotonic() + 0.002
+            while time.monotonic() < end:
+                pass
+        verdicts.append(timed.report.verdict)
+        # One that was being made when masks were restored appears with the region's, for a moment.
+        wait_for(lambda: all(has(int(it), own) for it in os.listdir("/proc/self/task")))
+    stop.set()
+    for bearer in bearers:
+        bearer.join()
+    return verdicts
+
+
+def late_births_go_back(reserved: int) -> None:
+    """What appears with the region's mask only after its end is found, too.
+
+    A real one would have been in the middle of a fork when masks were restored; this one gets the
+    mask in that moment. On a busy machine that may come too late, so there are several tries.
+    """
+    own = os.sched_getaffinity(0)
+    start_helper()
+    child = bear()
+    try:
+        for _ in range(4):
+            with region.critical():
+                pass
+            os.sched_setaffinity(child, [reserved])
+            deadline = time.monotonic() + 1.5
+            while time.monotonic() < deadline:
+                if os.sched_getaffinity(child) == own:
+                    return
+                time.sleep(0.005)
+        raise AssertionError("it stays")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

@@ -19,6 +19,7 @@ from typing import Any
 DEFAULT = "cpu"
 # How long the gate stays reserved for each waiter ahead.
 TURN = 0.2
+GRANTED = ("granted", "handed_over")
 # One level of priority is worth so much waiting.
 AGEING = 10.0
 # A holder that burns CPU time at least this often cannot have been taken for stalled.
@@ -219,11 +220,13 @@ class Model:
         closed = view.closed()
         for device in closed:
             # Who was granted the turn and has not begun is frozen for a region on another device.
-            is_granted = view.devices[device]["phase"] == "granted"
+            is_granted = view.devices[device]["phase"] in GRANTED
             if self.holder(device, view) is unit and not is_granted:
                 return False
         for device in closed:
             holder = self.holder(device, view)
+            if view.devices[device]["phase"] == "granted" or holder is unit:
+                continue
             if device not in self.devices(process, view) or self.passes(process, holder, view):
                 continue
             if holder is not None and holder.descends_from(process):
@@ -380,7 +383,8 @@ class Model:
                 continue
             if self._conflicts(other, device, view):
                 continue
-            if own in queue or claim.priority >= operation.priority:
+            # A place counts from the asking, so that one who came later may have asked before.
+            if own in queue or (region.asked > view.at and claim.priority >= operation.priority):
                 ahead.append(other)
         opened = view.at
         for other_region in self.regions:
@@ -604,7 +608,7 @@ class Model:
         if holder is None or not holder.is_alive:
             return  # To be gone soon: `unmet` sees to it.
         operation = holder.operation
-        if view.devices[device]["phase"] == "granted" and operation is not None:
+        if view.devices[device]["phase"] in GRANTED and operation is not None:
             operation.may_be_absent = True  # Should it not enter with this grant.
         asks = operation is not None and operation.word in (CLAIM, "leave", "leave_code")
         holds = any(it.device == device and not it.joined for it in holder.regions)

@@ -106,6 +106,33 @@ TABLE = (
         "ancestors of the holder are frozen",
         ("test_run.py::test_krex_run_inside_krex_run",),
     ),
+    Sabotage(
+        "isolate",
+        "step 6",
+        "the holder stays where it is",
+        ("test_isolation.py::test_the_holder_has_the_reserved_cpu_to_itself[cgroup2]",),
+    ),
+    Sabotage(
+        "keep_off",
+        "step 6",
+        "others run on reserved CPUs, too",
+        ("test_isolation.py::test_who_helps_himself_is_put_back[cgroup2]",),
+    ),
+    Sabotage(
+        "restore",
+        "step 8, I8",
+        "the holder's threads stay on reserved CPUs",
+        (
+            "test_isolation.py::test_the_calling_thread_has_a_cpu_of_its_own",
+            "test_isolation.py::test_a_killed_holder_leaves_no_child_behind[cgroup2]",
+        ),
+    ),
+    Sabotage(
+        "settle",
+        "step 8, I8",
+        "what was being born at the end stays on reserved CPUs",
+        ("test_isolation.py::test_what_appears_after_the_end_goes_back[cgroup2]",),
+    ),
     Sabotage("hold", "step 7, I1", "the region is open from its beginning", (FROZEN_AND_THAWED,)),
     Sabotage(
         "revoke_late",
@@ -202,7 +229,7 @@ TABLE = (
     ),
 )
 
-STEPS = {1, 2, 3, 4, 5, 7, 8}  # 6, isolation, does not exist yet.
+STEPS = {1, 2, 3, 4, 5, 6, 7, 8}
 INVARIANTS = {f"I{number}" for number in range(1, 9)}
 
 

@@ -43,9 +43,9 @@ def krex(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a subcommand is missing: one of run, status, doctor, recover"),
+        ([], "a subcommand is missing: one of run, status, doctor, recover, bench"),
         (["statsu"], "unknown subcommand 'statsu'; did you mean 'status'?"),
-        (["x\ny"], "unknown subcommand 'x\\ny'; there are run, status, doctor, recover"),
+        (["x\ny"], "unknown subcommand 'x\\ny'; there are run, status, doctor, recover, bench"),
         (["status", "--jsno"], "unrecognized arguments: --jsno"),
         (["status", "a\nb"], "unrecognized arguments: a\\nb"),
         (["recover", "--pur"], "unrecognized arguments: --pur"),
@@ -219,6 +219,7 @@ BUSY = {
             "holder": "a b (c)",
             "label": "tim\x1b[31mings",
             "held_s": 0.0125,
+            "cpus": "2-3",
             "queue": ["eval-2", "eval\n3"],
         },
         {
@@ -228,6 +229,7 @@ BUSY = {
             "holder": None,
             "label": "",
             "held_s": None,
+            "cpus": None,
             "queue": [],
         },
     ],
@@ -254,9 +256,9 @@ def test_a_snapshot_as_tables() -> None:
     assert status.as_text(BUSY).splitlines() == [
         "runtime directory /dev/shm/krex-0 (layout 1, krex 0.1.0)",
         "",
-        "DEVICE     GATE  EPOCH  HOLDER   LABEL            HELD     QUEUE",
-        "cpu        held  12     a b (c)  tim\\x1b[31mings  12.5 ms  eval-2, eval\\n3",
-        "cpu:numa1  open  0      -        -                -        -",
+        "DEVICE     GATE  EPOCH  HOLDER   LABEL            HELD     CPUS  QUEUE",
+        "cpu        held  12     a b (c)  tim\\x1b[31mings  12.5 ms  2-3   eval-2, eval\\n3",
+        "cpu:numa1  open  0      -        -                -        -     -",
         "",
         "TENANT  PID   STATE   PHASE      DEVICES         FROZEN  FREEZER",
         "評価    4321  frozen  compiling  cpu, cpu:numa1  yes     cgroup2",

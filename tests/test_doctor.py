@@ -37,6 +37,7 @@ CHECKED = {
     "other-runtime-dirs",
     "frozen-cgroups",
     "cpus",
+    "reserved-cpus",
     "native-program",
 }
 
@@ -171,6 +172,30 @@ def test_text_shows_each_remedy_below_its_finding() -> None:
         "                  mend it with: krex recover --purge",
         "1 error, no warnings",
     ]
+
+
+# Reserved CPUs
+
+
+def test_reserved_cpus_are_named_and_bad_settings_found() -> None:
+    def finding(**environ: str) -> Finding:
+        (found,) = run_check(doctor.check_reserved_cpus, **environ)
+        return found
+
+    cpus = sorted(os.sched_getaffinity(0))
+    nothing = finding()
+    assert (nothing.level, nothing.remedy) == ("ok", None)
+    assert nothing.message.startswith("no CPUs are kept")
+    assert finding(KREX_RESERVED_CPUS="none").level == "ok"
+    one = finding(KREX_RESERVED_CPUS=str(cpus[-1]))
+    assert one.level == "ok"
+    assert one.message.startswith(f"CPUs {cpus[-1]} are kept")
+    assert finding(KREX_RESERVED_CPUS=",".join(map(str, cpus))).level == "warning"
+    for bad in ("x", "1-0", "1023"):
+        found = finding(KREX_RESERVED_CPUS=bad)
+        assert (found.level, found.remedy) == ("error", "unset KREX_RESERVED_CPUS")
+        assert bad in found.message
+    assert sorted(os.sched_getaffinity(0)) == cpus
 
 
 # The kernel and /proc

@@ -21,7 +21,7 @@ KILL, STOP, CONTINUE = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT
 SIGNALS = {"kill": KILL, "stop": STOP}
 
 # Where a holder stands, and which of the eight steps that is. Drains and freezes are the
-# supervisor's: see WORK. Isolation (step 6) is not there yet.
+# supervisor's: see WORK. Isolation (step 6) is in test_isolation.py.
 ENTERING = {
     "granted": "1 claimed",
     "closing": "2 closed the gate",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -261,6 +262,54 @@ def test_a_turn_is_not_handed_to_one_whom_another_region_keeps_frozen(
     both.do("leave")
 
 
+def test_a_granted_turn_keeps_nobody_frozen_whom_another_device_froze(
+    handing_over_machine: Machine,
+) -> None:
+    """A turn that was taken at an open gate, by one that stops with it, and a gate that opens."""
+    machine = handing_over_machine
+    both = machine.actor("--device", "cpu", "--device", "cpu:b")
+    elsewhere = machine.actor("--device", "cpu:b")
+    for actor in (both, elsewhere):
+        actor.do("submit")
+    elsewhere.do("hold")
+    assert is_frozen(both.pid)
+    fault = machine.runtime_dir / "fault of the stopped"
+    fault.write_text("granted=stop")
+    stopped = machine.actor(env={"KREX_FAULT": f"@{fault}"})
+    stopped.send("whole")
+    wait_until(lambda: process_state(stopped.pid) == "T", "it is stopped with its turn")
+    elsewhere.do("leave")
+    wait_until(lambda: not is_frozen(both.pid) or machine.device()["phase"] == "open")
+    stopped.signal(18)
+    stopped.answer()
+    wait_until(machine.nobody_is_frozen)
+
+
+def test_a_handed_over_turn_and_a_claim_on_another_device(
+    handing_over_machine: Machine,
+) -> None:
+    """The next holder shares a device that somebody takes just then: neither loses its turn."""
+    machine = handing_over_machine
+    fault = machine.runtime_dir / "fault of the leaver"
+    holder = machine.actor(env={"KREX_FAULT": f"@{fault}"})
+    both = machine.actor("--device", "cpu", "--device", "cpu:b")
+    other = machine.actor("--device", "cpu:b")
+    for actor in (holder, both, other):
+        actor.do("submit")
+    line = Line(machine, holder, (both, {}))
+    fault.write_text("handed_over=stop")
+    holder.do("spin", seconds=0.02)
+    holder.send("leave")
+    wait_until(lambda: process_state(holder.pid) == "T", "it is stopped before it rings")
+    other.send("whole", timeout=LIMIT)
+    assert both.answer()["epoch"] >= line.first_epoch + 1
+    both.do("leave")
+    assert other.answer()["verdict"] in ("clean", "contended")
+    holder.signal(18)
+    holder.answer()
+    wait_until(machine.nobody_is_frozen)
+
+
 # --- the budget ---
 
 
@@ -304,6 +353,49 @@ while time.monotonic() < end:
         assert actor.poll_answer() is None, "they are still at it"
     for actor in (first, second):
         actor.answer()
+
+
+def test_a_late_leaver_owes_nothing(freezing_machine: Machine) -> None:
+    """One whose region was revoked long ago: the time since then was not closed."""
+    machine = freezing_machine
+    machine.environment["KREX_MAX_CLOSED"] = "0.1"
+    late, other = actors(machine, 2)
+    late.do("hold", max_hold=0.2)
+    late.do("spin", seconds=4.0)
+    late.do("leave_anyhow")
+    other.do("hold", timeout=0.5)
+    other.do("leave")
+
+
+def test_open_time_that_is_owed_counts_against_a_timeout(freezing_machine: Machine) -> None:
+    machine = freezing_machine
+    machine.environment["KREX_MAX_CLOSED"] = "0.1"
+    holder, first, second = actors(machine, 3)
+    holder.do("hold")
+    holder.do("spin", seconds=4.0)
+    holder.do("leave")
+    first.send("hold")
+    wait_until(lambda: machine.device()["queue"], "it queues, though the gate is open")
+    with pytest.raises(ActorError, match="KREX_MAX_CLOSED"):
+        second.do("hold", timeout=0.05)
+    first.answer()
+    first.do("leave")
+
+
+def test_a_waiting_shell_is_owed_nothing(machine: Machine) -> None:
+    """The ancestors of the holder run anyway."""
+    code = (
+        "import time, krex.region as region\n"
+        "for _ in range(3):\n"
+        "    with region.critical(timeout=0.05):\n"
+        "        end = time.monotonic() + 0.4\n"
+        "        while time.monotonic() < end: pass\n"
+    )
+    script = machine.runtime_dir / "script.py"
+    script.write_text(code)
+    command = f"{sys.executable} {script}; exit $?"
+    result = machine.krex("run", "sh", "-c", command, env={"KREX_MAX_CLOSED": "0.1"})
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_who_is_alone_is_not_kept_waiting(machine: Machine) -> None:

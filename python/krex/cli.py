@@ -1,9 +1,10 @@
-"""The command line: ``krex status``, ``krex doctor``, ``krex recover`` and ``krex run``.
+"""The command line: ``krex status``, ``doctor``, ``recover``, ``bench`` and ``krex run``.
 
 The native program `krex` is what a user calls; it runs commands itself and hands every other
 subcommand to this module. ``python -m krex`` comes here first and hands `run` to the native
 program. Exit statuses are those of timeout(1): 2 for a usage error, 125 for a failure of krex's
-own, each with one line on standard error; `krex doctor` exits with 1 if it found an error.
+own, each with one line on standard error; `krex doctor` exits with 1 if it found an error,
+`krex bench` with 3 if its result is inconclusive.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _SUBCOMMANDS = {
     "status": "show devices, gates, holders, queues and tenants",
     "doctor": "look for what keeps krex from working, and say how to mend it",
     "recover": "repair by hand what killed processes left behind, and say what was done",
+    "bench": "compare timings of commands that share the machine with timings of those alone",
 }
 
 
@@ -58,6 +60,10 @@ def _guarded(arguments: list[str]) -> int:
         return status
     except _UsageError as error:
         return _complain(str(error), USAGE_ERROR)
+    except ValueError as error:
+        if not _is_usage_error(error):
+            raise
+        return _complain(str(error), USAGE_ERROR)
     except OSError as error:
         _discard_stdout()
         return _complain(_describe(error), OWN_FAILURE)
@@ -86,7 +92,7 @@ def _dispatch(arguments: list[str]) -> int:
     if not subcommand.startswith("-") and subcommand not in _SUBCOMMANDS:
         raise _UsageError(_unknown(subcommand))
     try:
-        parsed = _parser().parse_args(arguments)
+        parsed = _parser(subcommand).parse_args(arguments)
     except SystemExit as done:  # --help and --version have been answered
         return int(done.code or 0)
     action: Callable[[Namespace], int] = parsed.action
@@ -116,7 +122,7 @@ def _run(arguments: Sequence[str]) -> NoReturn:
     os.execv(program, [program, *arguments])
 
 
-def _parser() -> ArgumentParser:
+def _parser(subcommand: str) -> ArgumentParser:
     import argparse
 
     class Parser(argparse.ArgumentParser):
@@ -150,6 +156,11 @@ def _parser() -> ArgumentParser:
     add("recover", _recover).add_argument(
         "--purge", action="store_true", help="also remove the runtime directory's contents"
     )
+    bench = add("bench", _bench)
+    if subcommand == "bench":
+        from krex.bench import options
+
+        options.add_arguments(bench)
     return parser
 
 
@@ -175,6 +186,12 @@ def _recover(arguments: Namespace) -> int:
     return 0
 
 
+def _bench(arguments: Namespace) -> int:
+    from krex.bench import options
+
+    return options.run_bench(arguments)
+
+
 def _complain(message: str, status: int) -> int:
     from krex._text import one_line
 
@@ -193,6 +210,12 @@ def _is_own(error: RuntimeError) -> bool:
     from krex.errors import KrexError
 
     return isinstance(error, KrexError)
+
+
+def _is_usage_error(error: ValueError) -> bool:
+    from krex.bench.errors import BenchUsageError
+
+    return isinstance(error, BenchUsageError)
 
 
 def _default_sigpipe() -> Any:

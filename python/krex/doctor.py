@@ -350,6 +350,31 @@ def check_cpus(machine: Machine) -> Iterator[Finding]:
     )
 
 
+def check_reserved_cpus(machine: Machine) -> Iterator[Finding]:
+    """Which CPUs are kept for regions, and why."""
+    try:
+        from krex import _krex
+    except ImportError:
+        return  # The segment's finding says so.
+    setting = machine.environ.get("KREX_RESERVED_CPUS")
+    try:
+        cpus, why, leaves_none = _krex.planned_reservation("cpu", setting)
+    except (OSError, ValueError) as error:
+        yield Finding("reserved-cpus", "error", one_line(str(error)), "unset KREX_RESERVED_CPUS")
+        return
+    if not cpus:
+        yield Finding("reserved-cpus", "ok", f"no CPUs are kept for regions ({why})")
+    elif leaves_none:
+        yield Finding(
+            "reserved-cpus",
+            "warning",
+            f"all CPUs ({cpus}) are kept for regions, so nobody can be kept off them",
+            "unset KREX_RESERVED_CPUS",
+        )
+    else:
+        yield Finding("reserved-cpus", "ok", f"CPUs {cpus} are kept for regions ({why})")
+
+
 def check_native_program(machine: Machine) -> Iterator[Finding]:
     """Whether the native program that launches commands is installed."""
     try:
@@ -379,6 +404,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("other-runtime-dirs", check_other_runtime_dirs),
     ("frozen-cgroups", check_frozen_cgroups),
     ("cpus", check_cpus),
+    ("reserved-cpus", check_reserved_cpus),
     ("native-program", check_native_program),
 )
 

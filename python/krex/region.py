@@ -70,7 +70,8 @@ class critical(Critical):  # noqa: N801 - it is used like a function
             `max_hold`, or stalled while others waited). The block's own exception comes first.
         RegionError: for a region on another device inside a region.
         UnknownDevice: at entry. It is a ValueError.
-        ValueError: for times that are not positive and finite, or a priority out of range.
+        ValueError: for times that are not positive and finite, a priority out of range, or a
+            `KREX_RESERVED_CPUS` that cannot be used or differs from that of other commands.
         SegmentError: if nobody could be excluded, since the shared segment cannot be used.
     """
 

@@ -64,11 +64,13 @@ def _devices(devices: Iterable[Snapshot], width: int | None) -> list[str]:
             _cell(device.get("holder")),
             _cell(device.get("label")),
             _seconds(device.get("held_s")),
+            _cell(device.get("cpus")),
             _cell(device.get("queue")),
         ]
         for device in devices
     ]
-    return table(["DEVICE", "GATE", "EPOCH", "HOLDER", "LABEL", "HELD", "QUEUE"], rows, width)
+    head = ["DEVICE", "GATE", "EPOCH", "HOLDER", "LABEL", "HELD", "CPUS", "QUEUE"]
+    return table(head, rows, width)
 
 
 def _tenants(tenants: Iterable[Snapshot], width: int | None) -> list[str]:

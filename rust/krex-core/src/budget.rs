@@ -16,6 +16,9 @@ use crate::sync::{AtomicU64, Ordering};
 /// Longest run, if `KREX_MAX_CLOSED` says nothing else.
 const MAX_CLOSED: Duration = Duration::from_secs(2);
 
+/// No run counts for longer, whoever died between taking the gate and noting it.
+const LONGEST: u64 = 60 * clock::SECOND;
+
 /// `KREX_MAX_CLOSED`, in nanoseconds.
 ///
 /// # Errors
@@ -35,10 +38,9 @@ pub fn max_closed() -> Result<u64> {
     LIMIT.get_or_init(read).clone().map_err(Error::Invalid)
 }
 
-/// A device's run, as its holders note it.
+/// A device's run, as it is noted by whoever closes or opens the gate.
 ///
-/// Relaxed throughout: only the holder writes here, and its swaps of the gate publish it. One that
-/// was revoked may write late; the run then seems to have lasted that much longer.
+/// Relaxed throughout: their swaps of the gate publish it. Nothing but a time depends on it.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Run {
@@ -61,7 +63,7 @@ impl Run {
         self.opened_at.store(now, Ordering::Relaxed);
     }
 
-    /// The gate is about to be opened, and there is nobody else on the device: nothing is owed.
+    /// The same, where there is nobody to whom the time is owed.
     pub fn end(&self, now: u64) {
         self.began_at.store(now, Ordering::Relaxed);
         self.opening(now);
@@ -79,7 +81,7 @@ impl Run {
         if length < limit || hooks::sabotaged("budget") {
             return 0;
         }
-        self.opened_at.load(Ordering::Relaxed).saturating_add(length / 4)
+        self.opened_at.load(Ordering::Relaxed).saturating_add(length.min(LONGEST) / 4)
     }
 
     /// How long the run lasted, if the gate was opened since.

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Names of krex's own groups begin with this.
 pub const PREFIX: &str = "krex-";
@@ -126,6 +128,17 @@ impl Group {
         Some(Self { directory: Mount::find()?.directory(path)? })
     }
 
+    /// The same, with the mount where this process first found it: the mount table may be long.
+    /// `None` also if the group is not to be seen there any more.
+    pub fn known(path: &str) -> Option<Self> {
+        static MOUNT: OnceLock<Option<Mount>> = OnceLock::new();
+        if tenants_group(path) != Some(path) {
+            return None;
+        }
+        let directory = MOUNT.get_or_init(Mount::find).as_ref()?.directory(path)?;
+        directory.exists().then_some(Self { directory })
+    }
+
     /// Makes the group. It must have `cgroup.freeze`.
     ///
     /// # Errors
@@ -157,7 +170,14 @@ impl Group {
     /// The processes in the group and below it, as this PID namespace numbers them.
     pub fn processes(&self) -> Vec<i32> {
         let mut found = Vec::new();
-        collect(&self.directory, &mut found);
+        collect(&self.directory, "cgroup.procs", &mut found);
+        found
+    }
+
+    /// The threads in the group and below it, likewise.
+    pub fn threads(&self) -> Vec<i32> {
+        let mut found = Vec::new();
+        collect(&self.directory, "cgroup.threads", &mut found);
         found
     }
 
@@ -190,13 +210,18 @@ impl Group {
     }
 }
 
-fn collect(directory: &Path, found: &mut Vec<i32>) {
-    let list = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+fn collect(directory: &Path, file: &str, found: &mut Vec<i32>) {
+    let list = fs::read_to_string(directory.join(file)).unwrap_or_default();
     found.extend(list.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    // A group has two links and one for each that lies below: most have none, and listing the
+    // directory takes much longer than this look.
+    if fs::metadata(directory).is_ok_and(|it| it.nlink() == 2) {
+        return;
+    }
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            collect(&entry.path(), found);
+            collect(&entry.path(), file, found);
         }
     }
 }

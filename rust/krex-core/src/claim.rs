@@ -12,8 +12,6 @@ use crate::hand_over;
 use crate::hooks;
 use crate::layout::Layout;
 use crate::queue::{self, Entry, Key};
-use crate::siblings;
-use crate::supervision;
 use crate::sync::Wake;
 use crate::tenant;
 use crate::word::{GateWord, Phase};
@@ -23,15 +21,13 @@ struct Place {
     client: &'static Client,
     device: usize,
     slot: usize,
-    key: Key,
 }
 
 impl Place {
-    fn take(client: &'static Client, device: usize, slot: usize, priority: i8) -> Self {
-        let key = Key::new(priority, clock::now());
+    fn take(client: &'static Client, device: usize, slot: usize, key: Key) -> Self {
         client.segment.tenants[slot].queue.join(device, key);
         hooks::fault("queued");
-        Self { client, device, slot, key }
+        Self { client, device, slot }
     }
 
     fn entry(&self) -> &Entry {
@@ -44,37 +40,25 @@ impl Place {
         self.entry().leave();
         std::mem::forget(self);
     }
-
-    /// Leaves without having had the turn, unless it was granted to this place meanwhile: who
-    /// hands over looks at the place once more after its swap, and we at the gate after leaving.
-    fn leave(self) -> Option<GateWord> {
-        let granted = self.give_up();
-        std::mem::forget(self);
-        granted
-    }
-
-    fn give_up(&self) -> Option<GateWord> {
-        self.entry().leave();
-        let gate = self.client.gate(self.device);
-        // Those behind computed their turn with us in front.
-        gate.wake();
-        granted_to(gate.load(), self.slot)
-    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(word) = self.give_up() {
-            // Granted too late to be of use. It fails only if the leaver noticed.
-            let (segment, gate) = (&self.client.segment, self.client.gate(self.device));
-            let _ = hand_over::open(segment, self.device, gate, word);
+        self.entry().leave();
+        let (segment, gate) = (&self.client.segment, self.client.gate(self.device));
+        // Those behind computed their turn with us in front.
+        gate.wake();
+        // Who hands over looks at the place once more after its swap, and we at the gate after
+        // leaving: one of us opens it.
+        if let Some(word) = granted_to(gate.load(), self.slot) {
+            let _ = hand_over::open(segment, self.device, word);
         }
     }
 }
 
-/// The word, if it grants the turn to the tenant in `slot`.
+/// The word, if by it the turn was handed over to the tenant in `slot`.
 fn granted_to(word: GateWord, slot: usize) -> Option<GateWord> {
-    (word.phase() == Phase::Granted && word.holder() == slot).then_some(word)
+    (word.phase() == Phase::HandedOver && word.holder() == slot).then_some(word)
 }
 
 /// A tenure that was granted; the gate is opened when it is dropped, unless it was kept.
@@ -82,25 +66,12 @@ pub(crate) struct Tenure {
     pub(crate) client: &'static Client,
     pub(crate) device: usize,
     pub(crate) word: GateWord,
-    pub(crate) supervisors: Vec<usize>,
     pub(crate) kept: bool,
     /// In the queue, until the gate is closing.
     place: Option<Place>,
 }
 
 impl Tenure {
-    fn new(client: &'static Client, device: usize, word: GateWord) -> Self {
-        Self { client, device, word, supervisors: Vec::new(), kept: false, place: None }
-    }
-
-    /// It was handed over under a closed gate: if it comes to nothing, siblings wait to be thawed.
-    fn handed_over(client: &'static Client, device: usize, word: GateWord) -> Self {
-        let siblings = siblings::list(&client.segment, device, word.holder());
-        let mut tenure = Self::new(client, device, word);
-        tenure.supervisors = siblings::supervisors(&siblings);
-        tenure
-    }
-
     /// Step 2: closes the gate.
     pub(crate) fn close(&mut self) -> std::result::Result<(), GateWord> {
         self.advance(Phase::Closing)?;
@@ -110,12 +81,8 @@ impl Tenure {
         Ok(())
     }
 
-    fn gate(&self) -> &'static Gate {
-        self.client.gate(self.device)
-    }
-
     pub(crate) fn advance(&mut self, phase: Phase) -> std::result::Result<(), GateWord> {
-        self.word = self.gate().advance(self.word, phase)?;
+        self.word = self.client.gate(self.device).advance(self.word, phase)?;
         Ok(())
     }
 }
@@ -123,12 +90,8 @@ impl Tenure {
 impl Drop for Tenure {
     fn drop(&mut self) {
         if !self.kept {
-            self.client.segment.devices[self.device].run.opening(clock::now());
             // It fails only if the tenure was revoked, which opened the gate.
-            let _ = self.gate().open(self.word);
-            for supervisor in &self.supervisors {
-                supervision::ring(&self.client.segment, *supervisor);
-            }
+            let _ = hand_over::open(&self.client.segment, self.device, self.word);
         }
     }
 }
@@ -152,9 +115,13 @@ pub(crate) fn claim(
     let segment = &client.segment;
     let gate = client.gate(device);
     let slot = client.reference().slot;
-    let entries = || segment.live_tenants.iter().map(|slot| &segment.tenants[slot].queue);
-    let ahead = |place: &Option<Place>| {
-        place.as_ref().map_or(0, |place| queue::ahead(entries(), device, place.key))
+    let key = Key::new(priority, started);
+    let ahead = |place: &Option<Place>| match place {
+        Some(_) => queue::ahead(waiting(segment, device), device, key),
+        None => 0,
+    };
+    let is_anyone_queued = || {
+        segment.live_tenants.iter().any(|it| segment.tenants[it].queue.key_for(device).is_some())
     };
     let mut place: Option<Place> = None;
     let mut open_since: Option<(GateWord, u64)> = None;
@@ -170,25 +137,20 @@ pub(crate) fn claim(
         if seen.phase() == Phase::Held && tenant::descends_from(segment, slot, seen.holder()) {
             return Ok(Claimed::Join(seen));
         }
+        let owed = if seen.is_open() { time_owed(client, device, slot) } else { None };
         // A place in the queue is needed as soon as anybody else is there.
-        if place.is_none() && (!seen.is_open() || entries().any(|it| it.key_for(device).is_some()))
-        {
-            place = Some(Place::take(client, device, slot, priority));
+        if place.is_none() && (!seen.is_open() || owed.is_some() || is_anyone_queued()) {
+            place = Some(Place::take(client, device, slot, key));
             continue;
         }
         let mut pause = SLICE;
         let mut reserved_for = None;
-        let mut tenure = None;
-        if let (Some(word), Some(_)) = (granted_to(seen, slot), &place) {
-            tenure = Some(Tenure::handed_over(client, device, word));
+        let mut granted = granted_to(seen, slot);
+        if granted.is_some() {
+            // Also past the deadline: a grant that was made already wins.
         } else if place.is_some() && deadline.has_passed() {
-            // A grant that was made already wins.
-            let granted = place.take().and_then(Place::leave);
-            let Some(word) = granted else {
-                return Err(client.timed_out(device, started));
-            };
-            tenure = Some(Tenure::handed_over(client, device, word));
-        } else if let Some(owed) = time_owed(client, device, slot) {
+            return Err(client.timed_out(device, started));
+        } else if let Some(owed) = owed {
             pause = owed.min(SLICE);
         } else if seen.is_open() || hooks::sabotaged("exclusive") {
             let ahead = ahead(&place);
@@ -204,18 +166,18 @@ pub(crate) fn claim(
                 }
             };
             if waited >= patience {
-                let Some(word) = gate.try_grant(slot) else {
+                granted = gate.try_grant(slot);
+                if granted.is_none() {
                     continue;
-                };
-                segment.devices[device].run.closed(clock::now());
-                if let (true, Some(place)) = (ahead > 0, &place) {
-                    queue::overtake(entries(), device, place.key);
                 }
-                tenure = Some(Tenure::new(client, device, word));
+                segment.devices[device].run.closed(clock::now());
+                if ahead > 0 {
+                    queue::overtake(waiting(segment, device), device, key);
+                }
             }
             pause = Duration::from_nanos(patience.saturating_sub(waited)).min(SLICE);
         }
-        let Some(mut tenure) = tenure else {
+        let Some(word) = granted else {
             let still = || reserved_for.is_none_or(|before| ahead(&place) == before);
             let wake = gate.wait_while(seen, deadline.left(pause), still);
             if wake != Wake::Changed && host.interrupted() {
@@ -224,6 +186,7 @@ pub(crate) fn claim(
             watch.look(client, host);
             continue;
         };
+        let mut tenure = Tenure { client, device, word, kept: false, place: None };
         if segment.is_retired() {
             return Err(purged(client));
         }
@@ -243,17 +206,26 @@ pub(crate) fn claim(
     }
 }
 
-/// For how long the gate has to stay open yet, if others share the device: their work outside of
-/// regions comes first.
+/// Who waits in the queue for `device` and could begin at once, with slots.
+pub(crate) fn waiting(layout: &Layout, device: usize) -> impl Iterator<Item = (usize, &Entry)> {
+    let waits = move |slot: &usize| layout.tenants[*slot].queue.key_for(device).is_some();
+    layout
+        .live_tenants
+        .iter()
+        .filter(waits)
+        .filter(move |slot| has_no_conflict(layout, *slot, device))
+        .map(|slot| (slot, &layout.tenants[slot].queue))
+}
+
+/// For how long an open gate has to stay open yet, if somebody has work to do meanwhile.
 fn time_owed(client: &Client, device: usize, slot: usize) -> Option<Duration> {
     let segment = &client.segment;
     let until = segment.devices[device].run.open_until(budget::max_closed().ok()?);
-    if until == 0 || !client.gate(device).load().is_open() {
+    if until == 0 {
         return None;
     }
     let left = until.checked_sub(clock::now()).filter(|left| *left > 0)?;
-    let is_other = |it: usize| it != slot && segment.tenants[it].shares(device);
-    segment.live_tenants.iter().any(is_other).then(|| Duration::from_nanos(left))
+    hand_over::is_shared(segment, device, slot).then(|| Duration::from_nanos(left))
 }
 
 fn pause_at(
@@ -278,15 +250,18 @@ fn purged(client: &Client) -> Error {
     )
 }
 
+/// So many milliseconds a claim waits for another to step back: less than a grant lasts.
+const PATIENCE: u32 = 100;
+
 /// Another device on which a region stands in the way of one on `device`. Of two that were granted
 /// at the same moment, the one on the lower device goes first: each took its turn before it looked,
 /// so at least one of them sees the other (the handshake of `sync.rs` once more).
 fn conflict(client: &Client, device: usize) -> Option<usize> {
     let segment = &client.segment;
-    let mut patience = 1000;
+    let mut patience = PATIENCE;
     for other in device::with_regions(segment) {
         while let Some(word) = in_the_way(segment, client.reference().slot, device, other) {
-            if word.phase() != Phase::Granted || device > other || patience == 0 {
+            if !word.phase().is_granted() || device > other || patience == 0 {
                 return Some(other);
             }
             // It is about to see us and to step back, or to go on, having looked before.

@@ -16,6 +16,7 @@ use crate::hooks;
 use crate::layout::{DEVICES, SUBMITTERS, Submitter, Tenant};
 use crate::process::Identity;
 use crate::recover;
+use crate::reservation;
 use crate::segment::{self, Segment};
 use crate::supervision;
 use crate::sync::{self, Wake};
@@ -170,6 +171,8 @@ pub struct Client {
     complained: AtomicBool,
     /// Excluded time that was reported already, in nanoseconds.
     pub excluded_reported: AtomicU64,
+    /// Bit i: this process has seen to the reservation of device i.
+    allotted: AtomicU64,
 }
 
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(std::ptr::null_mut());
@@ -237,6 +240,7 @@ impl Client {
             region_device: AtomicU64::new(0),
             complained: AtomicBool::new(false),
             excluded_reported: AtomicU64::new(0),
+            allotted: AtomicU64::new(0),
         })
     }
 
@@ -273,6 +277,20 @@ impl Client {
                 named => Ok((named as usize - 1).min(DEVICES - 1)),
             },
         }
+    }
+
+    /// Sees to it, once per device, that CPUs are reserved for it if they should be.
+    ///
+    /// # Errors
+    /// As [`reservation::allot`].
+    #[inline]
+    pub fn allot(&self, device: usize) -> Result<()> {
+        // Relaxed: at worst it is looked at twice.
+        if self.allotted.load(Ordering::Relaxed) & (1 << device) == 0 {
+            reservation::allot(&self.segment, device)?;
+            self.allotted.fetch_or(1 << device, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// From now on this process's tenant shares the device.
@@ -502,6 +520,7 @@ fn give_back_after_exec(segment: &Segment, own: Reference, identity: &Identity) 
     if segment.tenants[own.slot].owner().pid() != identity.pid {
         return;
     }
+    segment.tenants[own.slot].queue.leave();
     for index in device::in_use(segment) {
         let word = segment.devices[index].gate().load();
         if !word.is_open() && word.holder() == own.slot {

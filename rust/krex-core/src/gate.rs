@@ -48,7 +48,7 @@ impl Gate {
     /// # Errors
     /// The word as it is, when the tenure was revoked.
     pub fn hand_over(&self, from: GateWord, next: usize) -> Result<GateWord, GateWord> {
-        let granted = GateWord::new(from.tenure() + 1, next, Phase::Granted);
+        let granted = GateWord::new(from.tenure() + 1, next, Phase::HandedOver);
         self.swap(from, granted)?;
         self.wake();
         Ok(granted)

@@ -1,22 +1,19 @@
 //! Giving up a tenure: to whoever is first in the queue, or to everybody.
 //!
 //! A hand-over leaves the gate closed and the siblings frozen: the supervisors thaw the next holder
-//! and its ancestors only, and the last one becomes a sibling once the next closes.
+//! and its family only, and the last one becomes a sibling once the next closes.
 
 use crate::claim;
 use crate::clock;
-use crate::gate::Gate;
 use crate::hooks;
 use crate::layout::Layout;
 use crate::queue;
 use crate::recover;
-use crate::supervision;
+use crate::tenant;
 use crate::word::GateWord;
 
-/// Ends the tenure of `word` with one swap. Returns the next holder's slot, whose supervisor was
-/// rung for, or none if the gate is open: then the caller rings for the siblings'. `limit` is that
-/// of the closed time, in nanoseconds; without `siblings` there is nobody whom that could starve,
-/// and nobody to hand over to.
+/// Ends the tenure of `word` with one swap, and rings for whoever has to act on it: nobody, if
+/// there are no `siblings`. `limit` is that of the closed time, in nanoseconds.
 ///
 /// # Errors
 /// The word as it is, when the tenure was revoked.
@@ -26,7 +23,7 @@ pub fn give_up(
     word: GateWord,
     siblings: bool,
     limit: u64,
-) -> Result<Option<usize>, GateWord> {
+) -> Result<(), GateWord> {
     let section = &segment.devices[device];
     let gate = section.gate();
     let now = clock::now();
@@ -36,38 +33,41 @@ pub fn give_up(
     {
         let granted = gate.hand_over(word, next)?;
         hooks::fault("handed_over");
-        // SeqCst, in both: whoever leaves the queue looks at the gate afterwards, so that one of
-        // us sees the other.
-        if segment.tenants[next].queue.key_for(device).is_some() {
-            // A hint: any supervisor repeats it.
-            supervision::ring(segment, segment.tenants[next].owner().supervisor());
-            return Ok(Some(next));
+        // SeqCst, in all: whoever leaves the queue looks at the gate afterwards, and so does a
+        // claim on another device that stands in the way. One of us sees the other.
+        if segment.tenants[next].queue.key_for(device).is_some()
+            && claim::has_no_conflict(segment, next, device)
+        {
+            let family =
+                |slot: &usize| *slot == next || tenant::descends_from(segment, next, *slot);
+            recover::ring_for(segment, segment.live_tenants.iter().filter(family));
+        } else {
+            // It fails if somebody else was faster: the one that gave up, or took it after all.
+            let _ = open(segment, device, granted);
         }
-        // It fails only if that one took the grant after all, or its supervisor saw its death.
-        let _ = open(segment, device, gate, granted);
-    } else {
-        match siblings {
-            true => section.run.opening(now),
-            false => section.run.end(now),
-        }
-        gate.open(word)?;
+        return Ok(());
     }
+    match is_shared(segment, device, word.holder()) {
+        true => section.run.opening(now),
+        false => section.run.end(now),
+    }
+    gate.open(word)?;
     hooks::fault("opened");
-    Ok(None)
+    if siblings {
+        recover::ring_for(segment, segment.live_tenants.iter());
+    }
+    Ok(())
 }
 
-/// Opens the gate after a hand-over that came to nothing: everybody is still frozen.
+/// Opens the gate, and rings for everybody: they may be frozen.
 ///
 /// # Errors
-/// The word as it is, when it was no longer `granted`.
-pub fn open(
-    segment: &Layout,
-    device: usize,
-    gate: &Gate,
-    granted: GateWord,
-) -> Result<(), GateWord> {
-    segment.devices[device].run.opening(clock::now());
-    gate.open(granted)?;
+/// The word as it is, when it was no longer `word`.
+pub fn open(segment: &Layout, device: usize, word: GateWord) -> Result<(), GateWord> {
+    let section = &segment.devices[device];
+    section.note_opening(word);
+    section.gate().open(word)?;
+    hooks::fault("revoking");
     recover::ring_for(segment, segment.live_tenants.iter());
     Ok(())
 }
@@ -77,6 +77,16 @@ fn next(segment: &Layout, device: usize) -> Option<usize> {
     if hooks::sabotaged("hand_over") {
         return None;
     }
-    let entries = segment.live_tenants.iter().map(|slot| (slot, &segment.tenants[slot].queue));
-    queue::first(entries, device, |slot| claim::has_no_conflict(segment, slot, device))
+    queue::first(claim::waiting(segment, device), device)
+}
+
+/// Whether anybody shares the device with the tenant in `slot` whose work closed time could starve:
+/// not its family.
+pub fn is_shared(segment: &Layout, device: usize, slot: usize) -> bool {
+    segment.live_tenants.iter().any(|other| {
+        other != slot
+            && segment.tenants[other].shares(device)
+            && !tenant::descends_from(segment, other, slot)
+            && !tenant::descends_from(segment, slot, other)
+    })
 }

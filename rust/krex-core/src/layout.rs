@@ -6,16 +6,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::affinity::SharedCpuSet;
 use crate::bitmap::Bitmap;
 use crate::budget::Run;
+use crate::clock;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
 use crate::text::SharedText;
-use crate::word::{Ack, OwnerWord, Reference, Revocation};
+use crate::word::{Ack, GateWord, IsolationWord, OwnerWord, Reference, Revocation};
 
 /// The number of this layout: two krex versions work together if theirs are equal.
-pub const LAYOUT: u32 = 1;
+pub const LAYOUT: u32 = 2;
 
 pub const DEVICES: usize = 64;
 pub const TENANTS: usize = 1024;
@@ -23,6 +25,12 @@ pub const SUBMITTERS: usize = 4096;
 pub const SUPERVISORS: usize = 64;
 /// Processes that can be stopped by SIGSTOP at one time, on the whole machine.
 pub const STOPPED: usize = 16_384;
+/// Different reservations of CPUs, on the whole machine.
+pub const RESERVATIONS: usize = 64;
+/// Threads that can be on reserved CPUs at one time, on the whole machine.
+pub const MASKS: usize = 4096;
+/// Different masks per tenant that had to do without reserved CPUs.
+pub const NARROWED: usize = 4;
 
 /// The first bytes of the file. These never change, in any version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"krex\x00seg");
@@ -79,6 +87,8 @@ pub struct Device {
     /// Packed [`Revocation`]: the last one.
     pub revocation: AtomicU64,
     pub run: Run,
+    /// Packed [`crate::word::Allotment`]: the CPUs that are kept for its regions.
+    pub reservation: AtomicU64,
     pub gate: DeviceGate,
     /// Counts acknowledgements: the holder sleeps here.
     pub acknowledged: AtomicU64,
@@ -91,6 +101,13 @@ pub struct DeviceGate(pub Gate);
 impl Device {
     pub fn gate(&self) -> &Gate {
         &self.gate.0
+    }
+
+    /// Notes that the gate is about to be opened from `word`; nothing if that is over already.
+    pub fn note_opening(&self, word: GateWord) {
+        if self.gate().load() == word {
+            self.run.opening(clock::now());
+        }
     }
 
     pub fn last_revocation(&self) -> Option<Revocation> {
@@ -148,6 +165,17 @@ pub struct Tenant {
     pub name: SharedText<8>,
     /// The cgroup's path below the mount of cgroup v2, if it has one of its own.
     pub cgroup: SharedText<64>,
+    /// Packed [`IsolationWord`]: its threads are on reserved CPUs. Who is told to put that right
+    /// sleeps here.
+    pub isolation: AtomicU64,
+    /// The [`IsolationWord`] for which another region ran on the same CPUs.
+    pub crowded: AtomicU64,
+    /// 1: its cgroup is fenced off reserved CPUs (`fence.rs`), or about to be.
+    pub fenced: AtomicU64,
+    /// 1: some of its threads could not be kept off reserved CPUs, having no others.
+    pub on_reserved: AtomicU64,
+    /// The masks that its threads had before they had to do without reserved CPUs.
+    pub narrowed: [SharedCpuSet; NARROWED],
     /// Packed [`Ack`]s, one per device.
     pub acks: [AtomicU64; DEVICES],
 }
@@ -160,6 +188,12 @@ impl Tenant {
 
     pub fn parent(&self) -> Option<Reference> {
         Reference::unpack(self.parent.load(Ordering::Acquire))
+    }
+
+    pub fn isolation(&self) -> IsolationWord {
+        // SeqCst: who claims the restoring is decided by swaps on this word; the reads that lead
+        // to them are in the same order, with the gate's.
+        IsolationWord(self.isolation.load(Ordering::SeqCst))
     }
 
     pub fn ack(&self, device: usize) -> Ack {
@@ -296,6 +330,32 @@ pub struct Stopped {
     pub start_time: AtomicU64,
 }
 
+/// CPUs that are kept for regions. Once it is complete it never changes.
+#[repr(C)]
+pub struct Reservation {
+    /// A [`crate::word::SlotState`]: complete when live.
+    pub state: AtomicU64,
+    pub cpus: SharedCpuSet,
+    pub off: SharedCpuSet,
+    pub caller: SharedCpuSet,
+    pub others: SharedCpuSet,
+}
+
+/// A thread that was moved to reserved CPUs, and the mask that it had before.
+#[repr(C)]
+pub struct SavedMask {
+    /// Packed [`OwnerWord`]; its pid is the thread, its generation the tenant's slot.
+    pub owner: AtomicU64,
+    /// The thread's process, and that one's start time.
+    pub process: AtomicU64,
+    pub start_time: AtomicU64,
+    /// Packed [`IsolationWord`] for which it was moved.
+    pub isolation: AtomicU64,
+    /// 1: the thread that entered the region.
+    pub is_caller: AtomicU64,
+    pub mask: SharedCpuSet,
+}
+
 /// The whole file.
 #[repr(C)]
 pub struct Layout {
@@ -303,6 +363,7 @@ pub struct Layout {
     pub tenants_mark: Mark,
     pub submitters_mark: Mark,
     pub stopped_mark: Mark,
+    pub masks_mark: Mark,
     pub live_tenants: Bitmap<{ TENANTS / 64 }>,
     pub live_submitters: Bitmap<{ SUBMITTERS / 64 }>,
     pub devices: [Device; DEVICES],
@@ -310,6 +371,8 @@ pub struct Layout {
     pub tenants: [Tenant; TENANTS],
     pub submitters: [Submitter; SUBMITTERS],
     pub stopped: [Stopped; STOPPED],
+    pub reservations: [Reservation; RESERVATIONS],
+    pub masks: [SavedMask; MASKS],
 }
 
 impl Layout {
@@ -332,6 +395,7 @@ const _: () = {
     assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
     assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
     assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
+    assert!(RESERVATIONS <= 1 << 8, "an isolation's record has 8 bits");
     assert!(align_of::<Layout>() <= 4096, "a mapping is aligned to a page");
     assert!(size_of::<Header>() == 4096, "the header never changes");
 };

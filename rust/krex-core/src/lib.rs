@@ -13,6 +13,8 @@ pub mod sync;
 pub mod word;
 
 #[cfg(not(loom))]
+pub mod affinity;
+#[cfg(not(loom))]
 pub mod budget;
 #[cfg(not(loom))]
 pub mod cgroup;
@@ -27,11 +29,23 @@ pub mod device;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
+pub mod fence;
+#[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]
 mod hand_over;
 #[cfg(not(loom))]
+pub mod isolate;
+#[cfg(not(loom))]
+pub mod keep_off;
+#[cfg(not(loom))]
 pub mod layout;
+#[cfg(not(loom))]
+pub mod logging;
+#[cfg(not(loom))]
+pub mod measure;
+#[cfg(not(loom))]
+pub mod members;
 #[cfg(not(loom))]
 pub mod process;
 #[cfg(not(loom))]
@@ -40,6 +54,8 @@ pub mod recover;
 pub mod region;
 #[cfg(not(loom))]
 pub mod report;
+#[cfg(not(loom))]
+pub mod reservation;
 #[cfg(not(loom))]
 pub mod segment;
 #[cfg(not(loom))]
@@ -50,3 +66,5 @@ pub mod supervision;
 pub mod tenant;
 #[cfg(not(loom))]
 pub mod text;
+#[cfg(not(loom))]
+pub mod topology;

@@ -89,6 +89,18 @@ pub fn has_no_children() -> bool {
     threads.flatten().all(is_empty)
 }
 
+/// `waitid(P_ALL)`, without waiting: whether this process has no children at all, not even ended
+/// ones. Nothing is read, but grandchildren without parents are not seen.
+pub fn is_childless() -> bool {
+    // SAFETY: `siginfo_t` is a plain C struct, for which all zero is valid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    // SAFETY: waitid writes to the struct, which lives through the call; with WNOWAIT it leaves
+    // the children as they are.
+    let result = unsafe { libc::waitid(libc::P_ALL, 0, &raw mut info, options) };
+    result < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD)
+}
+
 /// All processes that `/proc` showed at one time.
 #[derive(Debug, Default)]
 pub struct Processes {

@@ -76,36 +76,44 @@ impl Entry {
 }
 
 /// How many of `entries` are ahead of `mine` for `device`, and there.
-pub fn ahead<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: Key) -> u32 {
+pub fn ahead<'a>(
+    entries: impl Iterator<Item = (usize, &'a Entry)>,
+    device: usize,
+    mine: Key,
+) -> u32 {
     if crate::hooks::sabotaged("queue_order") {
         return 0;
     }
-    // Relaxed: see `show`.
-    entries
-        .filter(|entry| entry.key_for(device).is_some_and(|key| key < mine))
-        .filter(|entry| entry.absent.load(Ordering::Relaxed) == 0)
-        .count() as u32
+    present(entries, device).filter(|(key, _)| *key < mine).count() as u32
 }
 
-/// The slot of whoever is first for `device` among `entries`, there, and `may_have_it`.
+/// The slot of whoever is first for `device` among `entries`, and there.
 pub fn first<'a>(
     entries: impl Iterator<Item = (usize, &'a Entry)>,
     device: usize,
-    may_have_it: impl Fn(usize) -> bool,
 ) -> Option<usize> {
-    // Relaxed: see `show`.
-    let waiting = entries
-        .filter(|(_, entry)| entry.absent.load(Ordering::Relaxed) == 0)
-        .filter_map(|(slot, entry)| Some((entry.key_for(device)?, slot)))
-        .filter(|(_, slot)| may_have_it(*slot));
-    let first = if crate::hooks::sabotaged("queue_order") { waiting.max() } else { waiting.min() };
+    let there = present(entries, device);
+    let first = if crate::hooks::sabotaged("queue_order") { there.max() } else { there.min() };
     first.map(|(_, slot)| slot)
 }
 
+/// Who waits for `device`, and is there.
+fn present<'a>(
+    entries: impl Iterator<Item = (usize, &'a Entry)>,
+    device: usize,
+) -> impl Iterator<Item = (Key, usize)> {
+    entries
+        // Relaxed: see `show`.
+        .filter(|(_, entry)| entry.absent.load(Ordering::Relaxed) == 0)
+        .filter_map(move |(slot, entry)| Some((entry.key_for(device)?, slot)))
+}
+
 /// Marks those of `entries` that are ahead of `mine` as absent: `mine` overtook them.
-pub fn overtake<'a>(entries: impl Iterator<Item = &'a Entry>, device: usize, mine: Key) {
-    for entry in entries.filter(|entry| entry.key_for(device).is_some_and(|key| key < mine)) {
-        entry.miss();
+pub fn overtake<'a>(entries: impl Iterator<Item = (usize, &'a Entry)>, device: usize, mine: Key) {
+    for (_, entry) in entries {
+        if entry.key_for(device).is_some_and(|key| key < mine) {
+            entry.miss();
+        }
     }
 }
 

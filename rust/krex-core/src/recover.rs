@@ -10,9 +10,13 @@ use crate::client::Host;
 use crate::clock::{self, Deadline};
 use crate::device;
 use crate::error::{Error, Result};
-use crate::freezer::continue_all;
+use crate::freezer::{ProcessTable, continue_all};
+use crate::hand_over;
+use crate::isolate;
+use crate::keep_off;
 use crate::layout::{DEVICES, Layout, SUPERVISORS, TENANTS};
 use crate::process::{self, Identity};
+use crate::reservation;
 use crate::segment::Segment;
 use crate::supervision;
 use crate::tenant;
@@ -26,12 +30,9 @@ pub fn revoke(segment: &Layout, index: usize, word: GateWord, cause: Cause) -> b
     // Release: partner of the Acquire in the holder's reading, after it finds its tenure gone.
     // If the swap fails, the tenure has ended by itself and nobody asks for its cause.
     section.revocation.store(revocation.pack(), Ordering::Release);
-    section.run.opening(clock::now());
-    let revoked = section.gate().open(word).is_ok();
+    let revoked = hand_over::open(segment, index, word).is_ok();
     if revoked {
-        crate::hooks::fault("revoking");
         log::info!("revoked {word:?} of {}: {cause:?}", section.name.get());
-        ring_for(segment, segment.live_tenants.iter());
     }
     revoked
 }
@@ -64,6 +65,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         if let Some(group) = Group::at(&tenant.cgroup.get()) {
             let _ = fs::write(group.directory.join("cgroup.freeze"), "0");
         }
+        isolate::restore_if_over(segment, index, &[]);
         let since = tenant.frozen_since.swap(0, Ordering::AcqRel);
         if since != 0 {
             let frozen = clock::now().saturating_sub(since);
@@ -72,6 +74,7 @@ pub fn take_over(segment: &Layout, slot: usize) -> Vec<String> {
         }
     }
     continue_all(segment, slot);
+    isolate::restore_leftovers(segment, slot);
     thawed
 }
 
@@ -155,7 +158,7 @@ pub fn recover(directory: &Path, host: &dyn Host) -> Result<Vec<String>> {
         let Some(holder) = segment.tenants.get(word.holder()) else { continue };
         let deadline = holder.holding.hold_deadline.load(Ordering::Acquire);
         let is_late = now > deadline.saturating_add(clock::SECOND);
-        let timed = !matches!(word.phase(), crate::word::Phase::Open | crate::word::Phase::Granted);
+        let timed = !word.is_open() && !word.phase().is_granted();
         if timed && is_late && revoke(&segment, index, word, Cause::Deadline) {
             done.push(format!("ended a region on {} that was past its limit", section.name.get()));
         }
@@ -252,6 +255,13 @@ fn retire(segment: &Segment, done: &mut Vec<String>) {
     if let Some(slot) = own {
         for name in take_over(segment, slot) {
             done.push(format!("thawed {name}"));
+        }
+        let off = reservation::of_all(segment);
+        let mut processes = ProcessTable::default();
+        for tenant in segment.live_tenants.iter() {
+            if segment.tenants[tenant].owner().supervisor() == slot {
+                keep_off::give_back(segment, tenant, &off, &mut processes);
+            }
         }
     }
 }

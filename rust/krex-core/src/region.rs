@@ -1,8 +1,8 @@
 //! The region: the eight steps, as the holder takes them.
 //!
 //! 1 claim (`claim.rs`), 2 close the gate, 3 turn back and 4 drain and 5 freeze (the supervisors
-//! do these; [`close`] waits for them), 6 isolate (not yet), 7 run, 8 leave ([`Region::leave`],
-//! with the verdict in `report.rs`).
+//! do these; [`close`] waits for them), 6 isolate (`isolate.rs`), 7 run, 8 leave
+//! ([`Region::leave`], with the verdict in `report.rs`).
 //! What a step did is undone by dropping its guard, so that whatever fails midway undoes all
 //! that was done, in reverse.
 
@@ -16,6 +16,7 @@ use crate::clock::{self, Deadline};
 use crate::error::{Error, Result};
 use crate::hand_over;
 use crate::hooks;
+use crate::isolate::{self, Isolated};
 use crate::report::{Report, Verdict};
 use crate::siblings::{self, Sibling};
 use crate::supervision;
@@ -58,6 +59,10 @@ pub struct Region {
     pub(crate) claimed_at: u64,
     pub(crate) granted_at: u64,
     pub(crate) drained_at: u64,
+    /// Nanoseconds that step 6 took.
+    pub(crate) isolating: u64,
+    /// `None`: no CPUs are reserved, or the region that it joined isolated it.
+    pub(crate) isolated: Option<Box<Isolated>>,
     pub(crate) held_at: u64,
 }
 
@@ -79,6 +84,7 @@ pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
         return Ok(Region::joined(client, device, word, options, claimed_at));
     }
     let turn = Turn::take(client, device, deadline, host, claimed_at)?;
+    client.allot(device)?;
     client.be_own_tenant(host)?;
     // Only now: what is split off shares no more than it asked for.
     client.share(device);
@@ -212,8 +218,8 @@ fn close(
 
     let holder = client.reference().slot;
     let mut siblings = siblings::list(segment, index, holder);
-    tenure.supervisors = siblings::supervisors(&siblings);
-    for supervisor in &tenure.supervisors {
+    let mut supervisors = siblings::supervisors(&siblings);
+    for supervisor in &supervisors {
         supervision::ring(segment, *supervisor);
     }
     if siblings.iter().any(|it| it.supervisor != client.supervisor) {
@@ -230,13 +236,15 @@ fn close(
             break;
         }
         siblings.append(&mut new);
-        tenure.supervisors = siblings::supervisors(&siblings);
-        tenure.supervisors.iter().for_each(|it| supervision::ring(segment, *it));
+        supervisors = siblings::supervisors(&siblings);
+        supervisors.iter().for_each(|it| supervision::ring(segment, *it));
     }
     hooks::fault("frozen");
 
-    let held_at = clock::now();
-    holding.hold_deadline.store(held_at.saturating_add(hold_limit), Ordering::Relaxed);
+    let frozen_at = clock::now();
+    let isolated = isolate::isolate(client, index, number);
+    let isolated_at = if isolated.is_some() { clock::now() } else { frozen_at };
+    holding.hold_deadline.store(isolated_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
         return Err(revoked_error(client, index, number));
     }
@@ -246,7 +254,7 @@ fn close(
     if hooks::sabotaged("hold") {
         let _ = client.gate(index).open(tenure.word);
     }
-    if !siblings.is_empty() && !tenure.supervisors.contains(&client.supervisor) {
+    if !siblings.is_empty() && !supervisors.contains(&client.supervisor) {
         // The holder's supervisor watches its progress from here on; one that has frozen
         // siblings looks by itself.
         supervision::ring(segment, client.supervisor);
@@ -258,7 +266,9 @@ fn close(
         word: tenure.word,
         joined: false,
         label: options.label.clone(),
-        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, held_at),
+        drained_at: holding.drained_at.load(Ordering::Acquire).clamp(granted_at, frozen_at),
+        isolating: isolated_at - frozen_at,
+        isolated,
         siblings,
         claimed_at,
         granted_at,
@@ -354,6 +364,8 @@ impl Region {
             claimed_at,
             granted_at: now,
             drained_at: now,
+            isolating: 0,
+            isolated: None,
             held_at: now,
         }
     }
@@ -400,11 +412,21 @@ impl Region {
                 Err(_) => revoked = true,
             }
         }
+        if let Some(isolated) = &self.isolated {
+            isolated.restore();
+        }
         let present = siblings::list(&self.client.segment, self.device, self.word.holder());
         let mut report = self.report(ended_at, revoked, verified, &present);
         hooks::fault("reported");
         if !self.joined {
-            if !hooks::sabotaged("open_gate") && self.give_up(word, &present).is_err() && !revoked {
+            // Those that came meanwhile are frozen, too.
+            let siblings = !self.siblings.is_empty() || !present.is_empty();
+            let limit = budget::max_closed().unwrap_or(u64::MAX);
+            let segment = &self.client.segment;
+            if !revoked
+                && !hooks::sabotaged("open_gate")
+                && hand_over::give_up(segment, self.device, word, siblings, limit).is_err()
+            {
                 report.verdict = Verdict::Revoked;
                 report.reasons.push(self.revocation().to_string());
             }
@@ -417,20 +439,6 @@ impl Region {
         }
         report.restore = clock::now().saturating_sub(ended_at);
         report
-    }
-
-    /// Ends the tenure; `present` are the siblings that there are now: those that came meanwhile
-    /// are frozen, too.
-    fn give_up(&self, word: GateWord, present: &[Sibling]) -> std::result::Result<(), GateWord> {
-        let segment = &self.client.segment;
-        let limit = budget::max_closed().unwrap_or(u64::MAX);
-        let next = hand_over::give_up(segment, self.device, word, !present.is_empty(), limit)?;
-        if next.is_none() {
-            for supervisor in siblings::supervisors(self.siblings.iter().chain(present)) {
-                supervision::ring(segment, supervisor);
-            }
-        }
-        Ok(())
     }
 
     /// Asks the supervisors whether what they froze still is.

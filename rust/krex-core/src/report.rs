@@ -2,10 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::affinity::CpuSet;
 use crate::clock;
+use crate::fence;
 use crate::freezer::Kind;
+use crate::isolate;
 use crate::region::Region;
 use crate::siblings::{Outcome, Problem, Sibling};
+use crate::tenant;
 
 /// What krex can vouch for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +42,11 @@ pub struct Report {
     pub wait: u64,
     pub drain: u64,
     pub freeze: u64,
+    pub isolate: u64,
+    /// The CPUs that are reserved for regions on the device, if any.
+    pub cpus: Option<String>,
+    /// How the holder was kept on them.
+    pub isolation: &'static str,
     pub held: u64,
     pub restore: u64,
     pub time_excluded: u64,
@@ -89,6 +98,7 @@ impl Region {
             let text = "a sibling that has ended since was thawed during the region".to_owned();
             problems.push(Problem { certain: true, text });
         }
+        problems.extend(self.isolation_problems());
         if !self.client.segment.is_current() {
             problems.push(Problem {
                 certain: false,
@@ -119,7 +129,14 @@ impl Region {
             freezer: Kind::from_word(tenant.freezer.load(Ordering::Relaxed)).name(),
             wait: self.granted_at.saturating_sub(self.claimed_at),
             drain: self.drained_at.saturating_sub(self.granted_at),
-            freeze: self.held_at.saturating_sub(self.drained_at),
+            freeze: self.held_at.saturating_sub(self.drained_at).saturating_sub(self.isolating),
+            isolate: self.isolating,
+            cpus: self.reserved().map(|it| it.to_string()),
+            isolation: match self.is_isolated() {
+                false => "none",
+                true if fence::is_available(tenant) => "cpuset",
+                true => "affinity",
+            },
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),
@@ -127,6 +144,51 @@ impl Region {
             verdict,
             reasons,
         }
+    }
+
+    /// The CPUs on which the region ran, or should have run, if any were reserved.
+    fn reserved(&self) -> Option<CpuSet> {
+        match &self.isolated {
+            Some(isolated) => Some(isolated.cpus),
+            None if self.joined => isolate::current(&self.client.segment, self.word.holder()),
+            None => None,
+        }
+    }
+
+    fn is_isolated(&self) -> bool {
+        self.isolated.as_ref().map_or(self.reserved().is_some(), |it| it.is_moved)
+    }
+
+    /// What could not be done about reserved CPUs.
+    fn isolation_problems(&self) -> Vec<Problem> {
+        let Some(reserved) = self.reserved() else { return Vec::new() };
+        let segment = &self.client.segment;
+        let mut problems = Vec::new();
+        let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
+        if let Some(isolated) = &self.isolated {
+            if let Some(problem) = &isolated.problem {
+                add(false, format!("not isolated: {problem}"));
+            }
+            if isolated.is_crowded() {
+                let text = "a region on another device ran on the same reserved CPUs";
+                add(true, format!("{text} ({reserved}) at the same time"));
+            }
+        }
+        let holder = self.word.holder();
+        for slot in segment.live_tenants.iter() {
+            let tenant = &segment.tenants[slot];
+            // Acquire: partner of the Release in `keep_off`.
+            let stays = tenant.on_reserved.load(Ordering::Acquire) != 0
+                && slot != holder
+                // Those that share the device are frozen, or named as not frozen.
+                && !tenant.shares(self.device)
+                && !tenant::descends_from(segment, slot, holder);
+            if stays {
+                let name = tenant.name.get();
+                add(false, format!("{name} may use no other CPUs than reserved ones ({reserved})"));
+            }
+        }
+        problems
     }
 
     /// Tenants that came while the region ran. `krex run` holds its command back until the

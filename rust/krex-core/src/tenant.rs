@@ -2,18 +2,20 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::affinity::CpuSet;
 use crate::cgroup::{self, Group};
 use crate::clock;
 use crate::device;
 use crate::error::{Error, Result};
 use crate::freezer::{Choice, Kind};
 use crate::hooks;
+use crate::isolate;
 use crate::layout::{Layout, TENANTS, Tenant};
 use crate::process::{self, Identity};
 use crate::segment::Segment;
 use crate::supervision;
 use crate::sync;
-use crate::word::{Ack, OwnerWord, Phase, Reference, SlotState};
+use crate::word::{Ack, IsolationWord, OwnerWord, Phase, Reference, SlotState};
 
 /// What a tenant brings along.
 #[derive(Clone, Debug)]
@@ -132,6 +134,15 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
         set(word, 0);
     }
     tenant.queue.leave();
+    set(&tenant.isolation, IsolationWord::NONE.0);
+    set(&tenant.crowded, 0);
+    set(&tenant.fenced, 0);
+    set(&tenant.on_reserved, 0);
+    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].narrowed);
+    for (index, narrowed) in tenant.narrowed.iter().enumerate() {
+        // The process was born with its parent's mask, which may have been narrowed.
+        narrowed.set(&of_parent.map_or(CpuSet::default(), |it| it[index].get()));
+    }
     tenant.name.set(registration.name.as_bytes());
     tenant.cgroup.set(b"");
     for (device, ack) in tenant.acks.iter().enumerate() {
@@ -264,6 +275,7 @@ pub fn release(
     // gates after this, so that one of them opens the gate again.
     tenant.queue.leave();
     end();
+    isolate::forget(segment, slot);
     if let Some(group) = Group::at(&tenant.cgroup.get()) {
         group.remove();
     }

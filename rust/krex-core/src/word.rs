@@ -29,6 +29,8 @@ pub enum Phase {
     Held = 3,
     /// The region is over; supervisors check that what they froze is still frozen.
     Leaving = 4,
+    /// As `Granted`, by the last holder, whose siblings stay frozen.
+    HandedOver = 5,
 }
 
 impl Phase {
@@ -40,7 +42,13 @@ impl Phase {
             Phase::Closing => "closing",
             Phase::Held => "held",
             Phase::Leaving => "leaving",
+            Phase::HandedOver => "handed_over",
         }
+    }
+
+    /// Whether a tenant has the turn, and has not begun to use it.
+    pub fn is_granted(self) -> bool {
+        matches!(self, Phase::Granted | Phase::HandedOver)
     }
 }
 
@@ -66,6 +74,7 @@ impl GateWord {
             2 => Phase::Closing,
             3 => Phase::Held,
             4 => Phase::Leaving,
+            5 => Phase::HandedOver,
             _ => Phase::Open,
         }
     }
@@ -383,13 +392,125 @@ impl Revocation {
     }
 }
 
+type AllotmentState = Field<0, 4>;
+type AllotmentRecord = Field<4, 16>;
+
+/// Which CPUs a device's regions have: (whether somebody asked for them, the record they stand
+/// in). Zero: nobody has decided yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allotment {
+    pub explicit: bool,
+    /// `None`: no CPUs at all.
+    pub record: Option<usize>,
+}
+
+impl Allotment {
+    pub const fn pack(self) -> u64 {
+        let record = match self.record {
+            None => 0,
+            Some(record) => record as u64 + 1,
+        };
+        AllotmentRecord::put(record) | AllotmentState::put(if self.explicit { 2 } else { 1 })
+    }
+
+    pub const fn unpack(word: u64) -> Option<Self> {
+        let explicit = match AllotmentState::get(word) {
+            1 => false,
+            2 => true,
+            _ => return None,
+        };
+        let record = match AllotmentRecord::get(word) {
+            0 => None,
+            record => Some(record as usize - 1),
+        };
+        Some(Self { explicit, record })
+    }
+}
+
+/// Who has the threads of a tenant in hand, for one tenure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Isolation {
+    /// They are where they want to be.
+    None = 0,
+    /// They are on reserved CPUs, or on their way.
+    Active = 1,
+    /// The holder gives them their masks back.
+    RestoredByHolder = 2,
+    /// A supervisor does.
+    RestoredBySupervisor = 3,
+    /// They have them; the supervisor looks for what was being born at that moment.
+    Settling = 4,
+}
+
+// The stage is in the low half, which is the one that a futex compares.
+type IsolationStage = Field<0, 4>;
+type IsolationDevice = Field<4, 8>;
+type IsolationRecord = Field<12, 8>;
+type IsolationTenure = Field<20, 44>;
+
+/// The isolation of a tenant: (tenure, reservation's record, device, stage). All zero: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IsolationWord(pub u64);
+
+impl IsolationWord {
+    pub const NONE: Self = Self(0);
+
+    pub const fn new(tenure: u64, record: usize, device: usize) -> Self {
+        Self(
+            IsolationTenure::put(tenure)
+                | IsolationRecord::put(record as u64)
+                | IsolationDevice::put(device as u64)
+                | IsolationStage::put(Isolation::Active as u64),
+        )
+    }
+
+    pub const fn stage(self) -> Isolation {
+        match IsolationStage::get(self.0) {
+            1 => Isolation::Active,
+            2 => Isolation::RestoredByHolder,
+            3 => Isolation::RestoredBySupervisor,
+            4 => Isolation::Settling,
+            _ => Isolation::None,
+        }
+    }
+
+    /// Whether threads are on reserved CPUs, or just coming from there.
+    pub const fn is_in_hand(self) -> bool {
+        !matches!(self.stage(), Isolation::None | Isolation::Settling)
+    }
+
+    pub const fn with_stage(self, stage: Isolation) -> Self {
+        Self(self.0 & !IsolationStage::put(u64::MAX) | IsolationStage::put(stage as u64))
+    }
+
+    pub const fn device(self) -> usize {
+        IsolationDevice::get(self.0) as usize
+    }
+
+    pub const fn record(self) -> usize {
+        IsolationRecord::get(self.0) as usize
+    }
+
+    pub const fn tenure(self) -> u64 {
+        IsolationTenure::get(self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn gate_words_keep_their_parts() {
-        for phase in [Phase::Open, Phase::Granted, Phase::Closing, Phase::Held, Phase::Leaving] {
+        for phase in [
+            Phase::Open,
+            Phase::Granted,
+            Phase::Closing,
+            Phase::Held,
+            Phase::Leaving,
+            Phase::HandedOver,
+        ] {
             let word = GateWord::new((1 << 44) - 1, 65_535, phase);
             assert_eq!(
                 (word.tenure(), word.holder(), word.phase()),
@@ -424,5 +545,27 @@ mod tests {
         let revocation = Revocation { tenure: 3, cause: Cause::Stalled };
         assert_eq!(Revocation::unpack(revocation.pack()), Some(revocation));
         assert_eq!(Revocation::unpack(0), None);
+    }
+
+    #[test]
+    fn allotments_and_isolations_survive_packing() {
+        for explicit in [false, true] {
+            for record in [None, Some(0), Some(63)] {
+                let allotment = Allotment { explicit, record };
+                assert_eq!(Allotment::unpack(allotment.pack()), Some(allotment));
+            }
+        }
+        assert_eq!(Allotment::unpack(0), None);
+        let word = IsolationWord::new((1 << 44) - 1, 63, 7);
+        assert_eq!(word.stage(), Isolation::Active);
+        assert!(word.is_in_hand() && !IsolationWord::NONE.is_in_hand());
+        assert!(!word.with_stage(Isolation::Settling).is_in_hand());
+        let stages = [Isolation::RestoredByHolder, Isolation::RestoredBySupervisor];
+        for stage in stages.into_iter().chain([Isolation::Settling]) {
+            let word = word.with_stage(stage);
+            assert_eq!((word.tenure(), word.record(), word.device()), ((1 << 44) - 1, 63, 7));
+            assert_eq!(word.stage(), stage);
+        }
+        assert_eq!(IsolationWord::NONE.stage(), Isolation::None);
     }
 }

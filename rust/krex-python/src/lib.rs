@@ -4,6 +4,7 @@
 mod convert;
 mod gate;
 mod host;
+mod measure;
 mod region;
 mod snapshot;
 mod submission;
@@ -16,9 +17,11 @@ mod _krex {
     #[pymodule_export]
     use crate::gate::{InFlightCounter, SharedMemoryGate};
     #[pymodule_export]
+    use crate::measure::time_open_gate;
+    #[pymodule_export]
     use crate::region::{Critical, Region, Report, Sibling};
     #[pymodule_export]
-    use crate::snapshot::{group_prefix, recover, snapshot};
+    use crate::snapshot::{group_prefix, planned_reservation, recover, snapshot};
     #[pymodule_export]
     use crate::submission::{Submission, set_activity};
 

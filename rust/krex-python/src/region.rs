@@ -258,6 +258,9 @@ pub struct Report {
     wait_s: f64,
     drain_s: f64,
     freeze_s: f64,
+    isolate_s: f64,
+    cpus: Option<String>,
+    isolation: &'static str,
     held_s: f64,
     restore_s: f64,
     time_excluded_s: f64,
@@ -285,6 +288,9 @@ impl Report {
             wait_s: seconds(report.wait),
             drain_s: seconds(report.drain),
             freeze_s: seconds(report.freeze),
+            isolate_s: seconds(report.isolate),
+            cpus: report.cpus,
+            isolation: report.isolation,
             held_s: seconds(report.held),
             restore_s: seconds(report.restore),
             time_excluded_s: seconds(report.time_excluded),
@@ -308,6 +314,9 @@ impl Report {
         dict.set_item("wait_s", self.wait_s)?;
         dict.set_item("drain_s", self.drain_s)?;
         dict.set_item("freeze_s", self.freeze_s)?;
+        dict.set_item("isolate_s", self.isolate_s)?;
+        dict.set_item("cpus", &self.cpus)?;
+        dict.set_item("isolation", self.isolation)?;
         dict.set_item("held_s", self.held_s)?;
         dict.set_item("restore_s", self.restore_s)?;
         dict.set_item("time_excluded_s", self.time_excluded_s)?;

@@ -1,5 +1,6 @@
 //! What `krex status` shows, and what `krex recover` does.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use krex_core::freezer::Kind;
 use krex_core::layout::{Activity, Tenant};
 use krex_core::segment::{Segment, runtime_dir};
 use krex_core::word::{OwnerWord, Phase, SlotState};
-use krex_core::{recover as repair, tenant};
+use krex_core::{recover as repair, reservation, tenant};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -74,6 +75,8 @@ fn devices<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         let label = holding.map(|it| it.label.get()).unwrap_or_default();
         dict.set_item("label", (is_region && !label.is_empty()).then_some(label))?;
         dict.set_item("held_s", is_region.then(|| seconds(now.saturating_sub(since))))?;
+        let reserved = reservation::of(segment, index).map(|(_, it)| it.cpus.to_string());
+        dict.set_item("cpus", reserved)?;
         dict.set_item("queue", queue.into_iter().map(|it| it.1).collect::<Vec<_>>())?;
         list.push(dict);
     }
@@ -138,6 +141,21 @@ fn supervisors<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'p
         list.push(dict);
     }
     Ok(list)
+}
+
+/// What a device would have reserved if this process were the first to use it, with this value of
+/// `KREX_RESERVED_CPUS`: the CPUs as a list, empty for none; why; and whether nobody else would
+/// have a CPU left.
+#[pyfunction]
+#[pyo3(signature = (device, setting=None))]
+pub fn planned_reservation(
+    py: Python<'_>,
+    device: &str,
+    setting: Option<OsString>,
+) -> PyResult<(String, String, bool)> {
+    let plan = reservation::plan(device, setting.as_deref());
+    let plan = plan.map_err(|error| convert::error(py, error))?;
+    Ok((plan.cpus.to_string(), plan.reason, plan.leaves_none))
 }
 
 /// How the names of the cgroups of a runtime directory begin.

@@ -12,7 +12,7 @@ use krex_core::layout::{DEVICES, Layout, Tenant};
 use krex_core::process;
 use krex_core::region::FREEZE_LIMIT;
 use krex_core::tenant;
-use krex_core::word::{Frozen, Obstacle, OwnerWord};
+use krex_core::word::{Frozen, IsolationWord, Obstacle, OwnerWord};
 use rustix::process::Signal;
 
 /// What is to be frozen of a tenant.
@@ -60,6 +60,10 @@ pub struct Charge<'a> {
     /// When its root process was seen to have ended, and when what it left was last looked for.
     pub ended_at: Option<u64>,
     pub looked_at: u64,
+    /// The fingerprint of the reservations that it was last kept off; zero: of none.
+    pub kept_off: u64,
+    /// Which isolation is being settled, since when, and when it is looked at again.
+    pub settling: (IsolationWord, u64, u64),
     /// When its time limit ended it.
     pub terminated_at: Option<u64>,
     killed: bool,
@@ -97,6 +101,8 @@ impl<'a> Charge<'a> {
             was_in_flight: [0; DEVICES],
             ended_at: None,
             looked_at: 0,
+            kept_off: 0,
+            settling: (IsolationWord::NONE, 0, 0),
             terminated_at: None,
             killed: false,
         }
@@ -284,6 +290,17 @@ impl<'a> Charge<'a> {
         match &mut self.means {
             Means::Group(group, _) => group.is_populated() || !self.root_ended,
             Means::Tree(tree) => tree.look(processes),
+        }
+    }
+
+    /// Processes of it that were seen, and may not be found any more by those above them.
+    pub fn seen(&self) -> Vec<i32> {
+        match &self.means {
+            Means::Group(..) => Vec::new(),
+            Means::Tree(tree) => {
+                let is_there = |it: &&(i32, u64)| process::is_alive(it.0, it.1);
+                tree.seen().iter().filter(is_there).map(|it| it.0).collect()
+            }
         }
     }
 

@@ -34,7 +34,9 @@ impl Worker<'_> {
         let ended: Vec<usize> =
             self.charges.iter().filter(|(_, it)| it.root_ended).map(|(slot, _)| *slot).collect();
         for slot in ended {
-            // Its regions first: whoever holds one is the root process.
+            // Its regions first: whoever holds one is the root process. And before those its place
+            // in the queue, as `release` does it.
+            self.segment.tenants[slot].queue.leave();
             self.end_regions(slot);
             let Some(charge) = self.charges.get_mut(&slot) else { continue };
             // Exits in progress are over soon; a daemon that the root left behind stays.

@@ -12,11 +12,11 @@ use krex_core::hooks;
 use krex_core::layout::TENANTS;
 use krex_core::process;
 use krex_core::recover::{revoke, ring_for};
-use krex_core::supervision;
 use krex_core::tenant;
 use krex_core::word::{Cause, GateWord, OwnerWord, Phase, Reference};
 
-use crate::worker::{WHILE_FROZEN, Worker};
+use crate::charge::Progress;
+use crate::worker::Worker;
 
 /// How long a grant may stay unused: its holder has stopped.
 const GRANT_LIMIT: u64 = SECOND / 2;
@@ -98,7 +98,7 @@ impl Worker<'_> {
             return;
         }
         let deadline = match (word.phase(), holder) {
-            (Phase::Granted, _) => self.seen[index].1 + GRANT_LIMIT,
+            (phase, _) if phase.is_granted() => self.seen[index].1 + GRANT_LIMIT,
             // A gate of its user's own is held without limit.
             _ if section.name.starts_with(device::GATE_PREFIX) => u64::MAX,
             (_, Some(holder)) => holder.holding.hold_deadline.load(Ordering::Acquire),
@@ -106,35 +106,39 @@ impl Worker<'_> {
         };
         // The deadline may be a later tenure's by now; the swap on `word` then fails.
         if now >= deadline && !hooks::sabotaged("revoke_late") {
-            if let (Phase::Granted, Some(holder)) = (word.phase(), holder) {
-                // Nobody hands over to it again before it shows itself.
-                holder.queue.miss();
-            }
+            self.note_miss(word);
             revoke(self.segment, index, word, Cause::Deadline);
             return;
         }
         self.wake_at(deadline);
-        if let (Phase::Granted, Some(holder)) = (word.phase(), holder)
-            && holder.owner().supervisor() != self.slot
-            && now >= self.seen[index].1 + WHILE_FROZEN
-        {
-            // The hint to its supervisor may have been lost with the last holder.
-            supervision::ring(self.segment, holder.owner().supervisor());
-        }
-        let is_passing = matches!(word.phase(), Phase::Closing | Phase::Leaving);
-        if is_passing && self.charges.contains_key(&word.holder()) {
+        // What krex stopped is not its own fault.
+        let runs =
+            self.charges.get(&word.holder()).is_some_and(|it| it.progress == Progress::Running);
+        if word.phase() != Phase::Held && runs {
             // These take moments; one who is stopped in them would keep everybody frozen.
             let since = self.seen[index].1 + SAMPLE_INTERVAL;
             self.wake_at(since.max(now + SAMPLE_INTERVAL / 5));
             let pid = holder.map_or(0, |it| it.owner().pid());
             let is_stopped = || process::Stat::of(pid).is_some_and(|it| it.is_stopped());
             if now >= since && !hooks::sabotaged("stall_breaker") && is_stopped() {
+                self.note_miss(word);
                 revoke(self.segment, index, word, Cause::Stalled);
                 return;
             }
         }
         if word.phase() == Phase::Held && self.charges.contains_key(&word.holder()) {
             self.watch_holder(index, word, now, processes);
+        }
+    }
+
+    /// Whoever does not take its grant though it could is granted nothing more before it shows
+    /// itself.
+    fn note_miss(&self, word: GateWord) {
+        let Some(holder) = self.segment.tenants.get(word.holder()) else { return };
+        let could = holder.frozen_since.load(Ordering::Acquire) == 0
+            || !self.segment.is_supervisor_alive(holder.owner().supervisor());
+        if word.phase().is_granted() && could {
+            holder.queue.miss();
         }
     }
 

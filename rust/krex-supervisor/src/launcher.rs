@@ -10,7 +10,10 @@ use std::sync::atomic::Ordering;
 use krex_core::client::{self, Host, SLICE, Watch};
 use krex_core::device;
 use krex_core::freezer::Choice;
+use krex_core::keep_off;
+use krex_core::layout::DEVICES;
 use krex_core::process::Identity;
+use krex_core::reservation;
 use krex_core::segment::{Segment, runtime_dir};
 use krex_core::supervision;
 use krex_core::tenant::{self, Registration};
@@ -53,6 +56,7 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
     let identity = Identity::of_self().map_err(Exit::failed)?;
     let (supervisor, reference) = register(&segment, &identity, &options, &host)?;
+    keep_off::keep_self_off(&segment, reference.slot);
     wait_for_admission(&segment, &identity, supervisor, reference, &host);
     krex_core::hooks::fault("admitted");
     if krex_core::hooks::sabotaged("exec") {
@@ -104,6 +108,9 @@ fn register(
             (1 << default, None)
         }
     };
+    for index in (0..DEVICES).filter(|index| mask & (1 << index) != 0) {
+        reservation::allot(segment, index).map_err(Exit::usage)?;
+    }
     let name = options.name.clone().unwrap_or_else(|| default_name(&options.command));
     let time_limit = options.time_limit.map_or(0, clock::nanoseconds);
     if let (Some(reference), Some(tenant)) = (parent, of_parent)

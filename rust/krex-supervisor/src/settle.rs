@@ -38,14 +38,15 @@ impl Worker<'_> {
         let tenant = &self.segment.tenants[slot];
         let mut extent = Extent::Whole;
         let mut causes = Vec::new();
-        let mut granted = false;
+        let (mut handed_over, mut has_turn) = (false, false);
         for index in device::with_regions(self.segment) {
             let word = self.seen[index].0;
             if word.is_open() {
                 continue;
             }
             if word.holder() == slot && !hooks::sabotaged("spare_holder") {
-                if word.phase() == Phase::Granted {
+                if word.phase().is_granted() {
+                    has_turn = true;
                     continue; // What another device's region wants of it comes first.
                 }
                 return Wanted::Running; // A tenant that holds a region is never frozen.
@@ -57,7 +58,8 @@ impl Worker<'_> {
                     && ack.stage >= Stage::Settled
                     && ack.frozen == Frozen::No
             };
-            if !tenant.shares(index)
+            if word.phase() == Phase::Granted
+                || !tenant.shares(index)
                 || stalled == word.tenure()
                 || given_up
                 || tenant::descends_from(self.segment, slot, word.holder())
@@ -70,14 +72,14 @@ impl Worker<'_> {
                 extent = Extent::Around { holder };
             }
             match word.phase() {
-                Phase::Granted => granted = true,
+                Phase::HandedOver => handed_over = true,
                 _ => causes.push((index, word)),
             }
         }
-        match (causes.is_empty(), granted, extent) {
+        match (causes.is_empty(), handed_over && !has_turn, extent) {
             (false, _, _) => Wanted::Frozen(extent, causes),
             (true, true, Extent::Whole) => Wanted::AsItIs,
-            // The next holder's ancestors among others: they have to run for it to begin.
+            // Also the next holder, and what has its ancestors in it: they run for it to begin.
             (true, _, _) => Wanted::Running,
         }
     }
@@ -89,10 +91,6 @@ impl Worker<'_> {
             Wanted::AsItIs => return,
             Wanted::Running => return self.thaw(slot),
         };
-        let mut drained = Vec::new();
-        for (index, word) in &causes {
-            drained.push(self.drain(slot, *index, *word));
-        }
         let tenant = &self.segment.tenants[slot];
         let is_new = |(index, word): &(usize, GateWord)| tenant.ack(*index).tenure != word.tenure();
         let Some(charge) = self.charges.get_mut(&slot) else {
@@ -105,6 +103,11 @@ impl Worker<'_> {
             // Frozen for an earlier tenure, and continued by somebody since.
             charge.thaw();
         }
+        let mut drained = Vec::new();
+        for (index, word) in &causes {
+            drained.push(self.drain(slot, *index, *word));
+        }
+        let Some(charge) = self.charges.get_mut(&slot) else { return };
         let reached = match charge.progress {
             Progress::Frozen { extent: reached } | Progress::Freezing { extent: reached, .. } => {
                 Some(reached)
@@ -176,7 +179,7 @@ impl Worker<'_> {
                 let mut ack = tenant.ack(index);
                 let is_first = ack.tenure != word.tenure() || ack.stage == Stage::None;
                 let is_second = word.phase() == Phase::Leaving && ack.stage == Stage::Settled;
-                let closed = !word.is_open() && word.phase() != Phase::Granted;
+                let closed = !word.is_open() && !word.phase().is_granted();
                 if !closed || !tenant.shares(index) || !(is_first || is_second) {
                     continue;
                 }
@@ -208,6 +211,19 @@ impl Worker<'_> {
             return Some(ack.drained);
         }
         if hooks::sabotaged("drain") {
+            return Some(Drained::Idle);
+        }
+        let is_frozen = self
+            .charges
+            .get(&slot)
+            .is_some_and(|it| matches!(it.progress, Progress::Frozen { .. }));
+        if is_frozen
+            && ack.tenure + 1 == word.tenure()
+            && ack.stage >= Stage::Settled
+            && matches!(ack.drained, Drained::Idle | Drained::Counted)
+        {
+            // Frozen since it was drained for the last holder. What it counts in flight now it was
+            // frozen in the middle of being turned back with.
             return Some(Drained::Idle);
         }
         let holder = self.segment.tenants.get(word.holder())?;

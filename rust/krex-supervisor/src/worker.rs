@@ -10,11 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use krex_core::affinity::CpuSet;
 use krex_core::clock::{self, MILLISECOND, SECOND};
 use krex_core::device;
 use krex_core::freezer::ProcessTable;
+use krex_core::isolate;
 use krex_core::layout::{DEVICES, SUPERVISORS, TENANTS};
 use krex_core::process;
+use krex_core::reservation;
 use krex_core::segment::Segment;
 use krex_core::sync;
 use krex_core::word::{GateWord, SlotState};
@@ -57,6 +60,8 @@ pub struct Worker<'a> {
     pub(crate) deserted_since: [u64; SUPERVISORS],
     pub(crate) deserted_at: u64,
     pub(crate) unused_since: Option<u64>,
+    /// What is reserved for all devices together, as of the fingerprint of the reservations.
+    pub(crate) reserved: (u64, CpuSet),
     /// Bit i: something was acknowledged for device i in this round.
     pub(crate) acknowledged: u64,
     /// When this round wants the next one.
@@ -93,6 +98,7 @@ impl<'a> Worker<'a> {
             deserted_since: [0; SUPERVISORS],
             deserted_at: 0,
             unused_since: None,
+            reserved: (0, CpuSet::default()),
             acknowledged: 0,
             next: 0,
         })
@@ -120,6 +126,7 @@ impl<'a> Worker<'a> {
                 for charge in self.charges.values_mut() {
                     charge.thaw();
                 }
+                self.give_cpus_back();
                 return End::Unused;
             }
             if self.is_unused() {
@@ -143,6 +150,10 @@ impl<'a> Worker<'a> {
         if now >= self.housekeeping_at {
             self.housekeeping_at = now + HOUSEKEEPING;
             self.keep_house();
+            isolate::restore_leftovers(self.segment, self.slot);
+            for charge in self.charges.values_mut() {
+                charge.kept_off = 0; // Its threads may have given themselves other masks.
+            }
         }
         self.adopt();
         self.give_up_deserted();
@@ -159,12 +170,15 @@ impl<'a> Worker<'a> {
             let word = self.seen[index].0;
             self.judge_holder(index, word, &mut processes);
         }
+        self.restore_masks();
         let slots: Vec<usize> = self.charges.keys().copied().collect();
         for slot in &slots {
             self.settle(*slot, &mut processes);
         }
         self.settle_splitting();
         self.tell_holders();
+        self.keep_off_reserved(&mut processes);
+        self.settle_masks();
         self.enforce_limits(&mut processes);
         if self.charges.values().any(|it| it.progress != Progress::Running) {
             self.wake_at(now + WHILE_FROZEN);
@@ -234,6 +248,7 @@ impl<'a> Worker<'a> {
             self.unused_since = None;
             return false;
         }
+        reservation::forget_unused(self.segment);
         true
     }
 }

@@ -1,0 +1,339 @@
+"""Starting evaluation commands under a policy, and seeing to their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from krex._native import native_program
+from krex.bench.commands import Command
+from krex.bench.machine import make_directory
+from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
+from krex.bench.measurement import Measurement, Outcome, Printed, read_output
+from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
+from krex.bench.processes import kill_tree
+from krex.bench.settings import Settings, Turn
+
+# How much of a command's output is looked at: its end.
+_OUTPUT_BYTES = 64 * 1024
+# One that prints more is ended, before it fills the disk.
+_MOST_OUTPUT_BYTES = 64 * 1024 * 1024
+# After SIGKILL; a process that does not go by then hangs in the kernel.
+_KILL_LIMIT_S = 10.0
+# The size of the environment moves the stack, which can change timings: it is always the same.
+_PADDING_VARIABLE = "KREX_BENCH_PADDING"
+_LONGEST_NAME = max(len(name) for name in POLICIES)
+# Statuses by which `krex run` says that it could not start the command.
+_NOT_STARTED = (125, 126, 127)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of one command."""
+
+    turn: Turn
+    position: int
+    #: Index of the command in the run's list.
+    number: int
+    command: Command
+
+
+class _Running:
+    """A command that was started."""
+
+    def __init__(self, job: Job, slot: int, lock: int | None) -> None:
+        self.job = job
+        self.slot = slot
+        self.lock = lock
+        self.output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pidfd: int | None = None
+        #: Why it was ended before it was done.
+        self.killed_for: tuple[Outcome, str] | None = None
+        self.started_at = time.time()
+        self.started = time.monotonic()
+        self.deadline = self.started
+
+    def end_group(self) -> None:
+        """End its process group."""
+        if self.process is not None and self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End it, and what descends from it in whatever group."""
+        if self.process is not None and self.process.returncode is None:
+            kill_tree(self.process.pid)
+        self.end_group()
+
+    def printed_bytes(self) -> int:
+        return sum(os.fstat(it.fileno()).st_size for it in (self.output, self.errors))
+
+    def close(self) -> None:
+        for descriptor in (self.pidfd, self.lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.output.close()
+        self.errors.close()
+
+
+class Launcher:
+    """Runs commands side by side, in runtime directories that are nobody else's.
+
+    Commands under `krex` share one; under other policies each has one of its own, so that a
+    command that calls `krex.region.critical()` directly runs, and excludes nobody.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._krex = native_program()
+        self.directory = make_directory()
+        self._lock_path = self.directory / "lock"
+        self._lock_path.touch(0o600)
+        self._environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("KREX_BENCH_")
+        }
+        self._environment.update(settings.thread_environment())
+        self._running: set[_Running] = set()
+        self._selector = selectors.DefaultSelector()
+        self._free = list(range(settings.width))
+        self._failed: list[Measurement] = []
+
+    def __enter__(self) -> Launcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> int:
+        """How many commands run now."""
+        return len(self._running)
+
+    def try_start(self, job: Job) -> bool:
+        """Start a command if its policy lets it run now; one that cannot be started has ended."""
+        if not self._free or (job.turn.policy.is_serial and self._running):
+            return False
+        lock = None
+        if job.turn.policy is EXCLUSIVE:
+            lock = self._try_lock()
+            if lock is None:
+                return False
+        running = _Running(job, self._free.pop(0), lock)
+        try:
+            running.process = self._start(running)
+            running.pidfd = os.pidfd_open(running.process.pid)
+        except OSError as error:
+            if running.process is not None:
+                running.kill()
+                running.process.wait()
+            failure = Printed("not started", f"{error.strerror}: {job.command.argv[0]}")
+            self._failed.append(_measurement(running, failure))
+            self._free.append(running.slot)
+            running.close()
+            return True
+        running.deadline = running.started + self._limit(job.turn.policy)
+        self._running.add(running)
+        self._selector.register(running.pidfd, selectors.EVENT_READ, running)
+        return True
+
+    def _start(self, running: _Running) -> subprocess.Popen[bytes]:
+        policy, command = running.job.turn.policy, running.job.command
+        argv = list(command.argv)
+        if policy is KREX:
+            options = ["--device", self._settings.device, "--name", command.name]
+            options += ["--timeout", f"{self._settings.timeout:g}"]
+            argv = [self._krex, "run", *options, "--", *argv]
+        return subprocess.Popen(
+            argv,
+            env=self._environment
+            | command.env
+            | {
+                POLICY_VARIABLE: policy.name,
+                LOCK_VARIABLE: str(self._lock_path),
+                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
+                "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
+            },
+            stdin=subprocess.DEVNULL,
+            # Files, since nobody has to read them meanwhile, and a process left behind that
+            # keeps them open keeps nobody waiting.
+            stdout=running.output,
+            stderr=running.errors,
+            start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
+        )
+
+    def _runtime_dir(self, policy: Policy, slot: int) -> Path:
+        # Of the same length, too.
+        directory = self.directory / ("krex" if policy is KREX else f"{slot:04}")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory
+
+    def _limit(self, policy: Policy) -> float:
+        if policy is not KREX:
+            return self._settings.timeout
+        # `krex run --timeout` ends it, and does not count waits for others' regions. This is for
+        # what even that cannot end.
+        return (self._settings.timeout + 10) * (self._settings.width + 1)
+
+    def _try_lock(self) -> int | None:
+        """Take the lock for a whole command, as `flock FILE COMMAND` does."""
+        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def wait(self, seconds: float) -> list[Measurement]:
+        """Wait until a command has ended, so long at most; return what came of those that have."""
+        ended, self._failed = self._failed, []
+        if ended or not self._running:
+            return ended
+        now = time.monotonic()
+        soonest = min(it.deadline for it in self._running)
+        for key, _ in self._selector.select(max(0.0, min(seconds, soonest - now))):
+            ended.append(self._finish(key.data))
+        now = time.monotonic()
+        for running in self._running:
+            if now >= running.deadline:
+                self._kill_for(running, "timed out", self._too_late)
+            elif running.printed_bytes() > _MOST_OUTPUT_BYTES:
+                limit = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
+                self._kill_for(running, "bad result", limit)
+        return ended
+
+    def _kill_for(self, running: _Running, outcome: Outcome, detail: str) -> None:
+        running.killed_for = running.killed_for or (outcome, detail)
+        running.deadline = time.monotonic() + _KILL_LIMIT_S
+        running.kill()
+
+    @property
+    def _too_late(self) -> str:
+        return f"not done after {self._settings.timeout:g} s"
+
+    def _finish(self, running: _Running) -> Measurement:
+        ended_at = time.time()
+        assert running.process is not None
+        # Before it is reaped, so that the group's number is still its own: what it left running
+        # would disturb the others.
+        running.end_group()
+        running.process.wait()
+        kind = running.job.command.kind
+        printed = read_output(_tail(running.output), kind)
+        outcome, detail = self._judge(running, ended_at)
+        if outcome is not None:
+            printed = Printed(outcome, detail, printed.kind)
+        measurement = _measurement(running, printed, ended_at)
+        self._forget(running)
+        return measurement
+
+    def _judge(self, running: _Running, ended_at: float) -> tuple[Outcome | None, str]:
+        """Return what went wrong, judging by how it ended."""
+        assert running.process is not None
+        status = running.process.returncode
+        if running.killed_for is not None:
+            return running.killed_for
+        if status == 0:
+            return None, ""
+        last = _tail(running.errors).strip().rpartition("\n")[2].strip()[:300]
+        seconds = ended_at - running.started_at
+        is_krex = running.job.turn.policy is KREX
+        by_krex = is_krex and status in (-signal.SIGTERM, -signal.SIGKILL)
+        if by_krex and seconds >= self._settings.timeout:
+            return "timed out", self._too_late
+        if is_krex and status in _NOT_STARTED and last.startswith("krex: "):
+            return "not started", last
+        how = f"exit status {status}" if status > 0 else f"ended by {_signal_name(-status)}"
+        return "crashed", f"{how}: {last}" if last else how
+
+    def _forget(self, running: _Running) -> None:
+        self._selector.unregister(running.pidfd)  # type: ignore[arg-type]
+        self._running.discard(running)
+        self._free.append(running.slot)
+        running.close()
+
+    def regions_so_far(self, policy: Policy) -> int | None:
+        """How many regions commands have marked under a policy; None if it cannot be told."""
+        if policy is REGION_LOCK:
+            return self._lock_path.stat().st_size
+        directory = self.directory / "krex"
+        if policy is not KREX:
+            return None
+        if not (directory / "segment").exists():
+            return 0
+        from krex import snapshot
+
+        devices: list[dict[str, Any]] = snapshot(str(directory))["devices"]
+        return sum(int(it["epoch"]) for it in devices if it["name"] == self._settings.device)
+
+    def kill_all(self) -> None:
+        """End all commands; nothing is measured of them."""
+        for running in self._running:
+            running.kill()
+        for running in list(self._running):
+            assert running.process is not None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.process.wait(_KILL_LIMIT_S)
+            self._forget(running)
+
+    def close(self) -> None:
+        """End all commands, take krex out of the runtime directories, and remove them."""
+        self.kill_all()
+        self._selector.close()
+        for directory in self.directory.iterdir():
+            if (directory / "segment").exists():
+                subprocess.run(
+                    [self._krex, "recover", "--purge"],
+                    env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    start_new_session=True,
+                )
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _measurement(running: _Running, printed: Printed, ended_at: float | None = None) -> Measurement:
+    job = running.job
+    status = None if running.process is None else running.process.returncode
+    return Measurement(
+        policy=job.turn.policy.name,
+        round=job.turn.round,
+        position=job.position,
+        command=job.number,
+        kind=printed.kind or job.command.name,
+        outcome=printed.outcome,
+        detail=printed.detail,
+        ms=printed.ms,
+        verdict=printed.verdict,
+        reasons=printed.reasons,
+        started_at=running.started_at,
+        ended_at=running.started_at if ended_at is None else ended_at,
+        exit_status=status if status is not None and status >= 0 else None,
+        signal=-status if status is not None and status < 0 else None,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _OUTPUT_BYTES))
+    return file.read().decode("utf-8", "replace")

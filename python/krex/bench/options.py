@@ -1,0 +1,194 @@
+"""The command line of ``krex bench``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from argparse import ArgumentParser, Namespace
+
+from krex._text import one_line
+from krex.bench import machine
+from krex.bench.errors import BenchUsageError
+from krex.bench.policies import POLICIES, parse_policies
+from krex.bench.settings import Settings, default_count
+
+_LONGEST_TIMEOUT_S = 7 * 24 * 3600
+
+# What changes how krex does its part; a run is not resumed under another value.
+_KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", "KREX_RESERVED_CPUS")
+
+FAILED = 125
+INCONCLUSIVE = 3
+
+_DESCRIPTION = """\
+Run evaluation commands side by side under several policies, and compare their timings with those
+of commands that run alone. Exit status 3: inconclusive, since the commands that ran alone do not
+agree with each other. docs/method.md says how it is measured."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options of ``krex bench``, and ``krex bench gate``."""
+    parser.description = _DESCRIPTION
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cpu:NAME")
+    parser.add_argument(
+        "--policies",
+        default=",".join(POLICIES),
+        metavar="NAME,…",
+        help=f"of: {', '.join(POLICIES)} (default: all); solo, the reference, is always run",
+    )
+    parser.add_argument(
+        "--width", type=int, default=4, metavar="N", help="commands at once (default: 4)"
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        metavar="N",
+        help="commands per policy and round (default: 12, or 3 times the width if that is more)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="turns per policy (default: 5)"
+    )
+    parser.add_argument(
+        "--commands",
+        metavar="FILE",
+        help='commands to run instead of the built-in ones, one {"argv": […], "kind": "…", '
+        '"env": {…}} per line; each prints a line of JSON with its kind and ms',
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60, metavar="S", help="seconds per command (default: 60)"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads per command, for OpenMP and BLAS (default: 1)",
+    )
+    parser.add_argument(
+        "--cpus", metavar="LIST", help="CPUs that all commands share, like 0-3,8 (default: all)"
+    )
+    parser.add_argument(
+        "--export-json", metavar="FILE", help="write all measurements, also while running"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run that --export-json's file holds"
+    )
+    gate = parser.add_subparsers(metavar="[gate]").add_parser(
+        "gate",
+        help="measure what the gate, a region, a hand-over and a recovery cost on this machine",
+        description="Measure what krex itself costs on this machine, beside other locks.",
+        allow_abbrev=False,
+    )
+    gate.add_argument(
+        "--siblings", type=int, default=7, metavar="N", help="siblings of a region (default: 7)"
+    )
+    gate.add_argument(
+        "--repeats", type=int, default=50, metavar="N", help="regions per row (default: 50)"
+    )
+    gate.add_argument("--export-json", metavar="FILE", help="also write the rows as JSON")
+    gate.set_defaults(action=run_gate)
+
+
+def run_gate(arguments: Namespace) -> int:
+    """Do what ``krex bench gate`` asks for; returns the exit status."""
+    from krex.bench import gate
+
+    _between("--siblings", arguments.siblings, 0, 1000)
+    _between("--repeats", arguments.repeats, 1, 1_000_000)
+    return gate.show(arguments.siblings, arguments.repeats, arguments.export_json)
+
+
+def run_bench(arguments: Namespace) -> int:
+    """Do what ``krex bench`` asks for; returns the exit status."""
+    from krex import __version__
+    from krex.bench import table
+    from krex.bench.interruption import Interruption
+    from krex.bench.progress import Progress
+    from krex.bench.results import Results, check_path, is_unfinished, save_or_rescue
+    from krex.bench.run import run
+
+    settings = settings_from(arguments)
+    path = arguments.export_json
+    if path is not None:
+        check_path(path)
+    results = Results(settings, machine.describe(), __version__)
+    progress = Progress(settings.runs())
+    if arguments.resume:
+        if path is None:
+            raise BenchUsageError(
+                "--resume needs --export-json FILE, which says what to go on with"
+            )
+        results.load(path)
+    else:
+        if path is not None and is_unfinished(path):
+            raise BenchUsageError(
+                f"{path} holds an interrupted run: go on with --resume, or remove it"
+            )
+        results.busy_before = round(machine.busy_share(), 3)
+        if results.busy_before >= 0.05:
+            progress.say(
+                f"krex: other processes use {results.busy_before:.0%} of the CPUs, "
+                "which disturbs all policies"
+            )
+    with Interruption() as interruption:
+        try:
+            run(results, path, interruption, progress)
+        finally:
+            data = results.to_dict()
+            trouble = save_or_rescue(path, data) if path is not None else None
+            if trouble is not None:
+                progress.say(f"krex: {one_line(trouble)}")
+    print("\n".join(table.lines(data)), flush=True)
+    if interruption.signal is not None:
+        if path is not None and trouble is None:
+            where = one_line(shlex.quote(path))
+            progress.say(f"krex: interrupted; go on with: --resume --export-json {where}")
+        interruption.pass_on()
+    if trouble is not None:
+        return FAILED
+    return 0 if data["is_conclusive"] else INCONCLUSIVE
+
+
+def settings_from(arguments: Namespace) -> Settings:
+    """Check the options.
+
+    Raises:
+        BenchUsageError: if they make no sense.
+        BenchError: if numpy is needed and missing.
+    """
+    from krex.bench.commands import built_in_commands, read_commands
+
+    policies = parse_policies(arguments.policies)
+    if not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
+        raise BenchUsageError(f"unknown device {arguments.device!r}; there are cpu and cpu:NAME")
+    for name, most in (("width", 1000), ("rounds", 1000), ("threads", 1000)):
+        _between(f"--{name}", getattr(arguments, name), 1, most)
+    if not 0 < arguments.timeout <= _LONGEST_TIMEOUT_S:  # NaN is not either
+        raise BenchUsageError(
+            f"--timeout is a number of seconds above 0, and at most {_LONGEST_TIMEOUT_S}"
+        )
+    allowed = os.sched_getaffinity(0)
+    cpus = machine.parse_cpus(arguments.cpus, allowed) if arguments.cpus else allowed
+    commands = read_commands(arguments.commands) if arguments.commands else built_in_commands()
+    count = arguments.count
+    if count is None:
+        count = default_count(commands, arguments.width)
+    _between("--count", count, 1, 1_000_000)
+    return Settings(
+        commands=tuple(commands),
+        policies=policies,
+        device=arguments.device,
+        width=arguments.width,
+        count=count,
+        rounds=arguments.rounds,
+        timeout=arguments.timeout,
+        threads=arguments.threads,
+        cpus=tuple(sorted(cpus)),
+        krex={name: os.environ[name] for name in _KREX_VARIABLES if name in os.environ},
+    )
+
+
+def _between(option: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BenchUsageError(f"{option} is a number from {least} to {most}")

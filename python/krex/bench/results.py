@@ -1,0 +1,241 @@
+"""All measurements of a run: kept in a file while it goes on, and read again to resume it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from krex.bench import summary
+from krex.bench.errors import BenchUsageError
+from krex.bench.measurement import Measurement
+from krex.bench.settings import Settings, Turn
+
+FORMAT = 1
+# A run on another machine or of another krex cannot go on with these numbers.
+_SAME_MACHINE = ("cpu", "cores", "kernel", "python")
+
+
+@dataclass
+class TurnResult:
+    """How a turn went, as far as it has come."""
+
+    #: From its beginning to the end of the command that ended last.
+    seconds: float = 0.0
+    #: How many regions commands have marked; None if the policy does not tell.
+    regions: int | None = None
+    #: CPU seconds that processes outside of the run used of its CPUs meanwhile.
+    others_s: float = 0.0
+
+
+@dataclass
+class Results:
+    """What a run has measured so far."""
+
+    settings: Settings
+    machine: dict[str, Any]
+    version: str
+    started_at: float = field(default_factory=time.time)
+    #: The share of the CPUs that others used before the start.
+    busy_before: float = 0.0
+    measurements: list[Measurement] = field(default_factory=list)
+    turns: dict[tuple[str, int], TurnResult] = field(default_factory=dict)
+
+    def turn(self, turn: Turn) -> TurnResult:
+        """Return how a turn went so far."""
+        return self.turns.setdefault((turn.policy.name, turn.round), TurnResult())
+
+    def done(self, turn: Turn) -> set[int]:
+        """Return the positions in a turn whose commands have ended."""
+        return {
+            it.position
+            for it in self.measurements
+            if (it.policy, it.round) == (turn.policy.name, turn.round)
+        }
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to run."""
+        return len(self.measurements) >= self.settings.runs()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, with every measurement, and the summary of each policy."""
+        found = summary.summarise(self.measurements, self.settings, self.turn_sums())
+        for entry in found.policies:
+            entry["measurements"] = [
+                it.to_dict() | {"inflation": found.inflation(it)}
+                for it in self.measurements
+                if it.policy == entry["policy"]
+            ]
+        return {
+            "format": FORMAT,
+            "krex_version": self.version,
+            "machine": self.machine,
+            "busy_before": self.busy_before,
+            "started_at": self.started_at,
+            "is_finished": self.is_finished,
+            "settings": self.settings.to_dict(),
+            "is_conclusive": not found.doubts,
+            "inconclusive_because": found.doubts,
+            "references": found.references,
+            "policies": found.policies,
+            "turns": [
+                {"policy": policy, "round": number, **vars(result)}
+                for (policy, number), result in self.turns.items()
+            ],
+        }
+
+    def turn_sums(self) -> dict[str, TurnResult]:
+        """Return the turns of each policy, added up."""
+        sums: dict[str, TurnResult] = {}
+        for (policy, _), result in self.turns.items():
+            total = sums.setdefault(policy, TurnResult())
+            total.seconds += result.seconds
+            total.others_s += result.others_s
+            if result.regions is not None:
+                total.regions = (total.regions or 0) + result.regions
+        return sums
+
+    def load(self, path: str) -> None:
+        """Go on with the measurements in a file.
+
+        Raises:
+            BenchUsageError: if it is not such a file, or was measured under other conditions.
+            OSError: if it cannot be read.
+        """
+        with _complaints_about(path):
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            if found["format"] != FORMAT:
+                raise BenchUsageError(f"{path} has format {found['format']!r}, not {FORMAT}")
+            self._refuse_other_conditions(path, found)
+            self.started_at = float(found["started_at"])
+            self.busy_before = float(found["busy_before"])
+            self.measurements = sorted(
+                (
+                    Measurement.from_dict(it)
+                    for entry in found["policies"]
+                    for it in entry["measurements"]
+                ),
+                key=lambda it: it.ended_at,
+            )
+            self.turns = {
+                (it["policy"], it["round"]): TurnResult(
+                    float(it["seconds"]), it["regions"], float(it["others_s"])
+                )
+                for it in found["turns"]
+            }
+
+    def _refuse_other_conditions(self, path: str, found: dict[str, Any]) -> None:
+        now: dict[str, Any] = {"krex": self.version, **self.settings.to_dict()}
+        then = {"krex": found["krex_version"], **found["settings"]}
+        for name in _SAME_MACHINE:
+            now[name], then[name] = self.machine[name], found["machine"][name]
+        for name, value in now.items():
+            if then[name] != value:
+                raise BenchUsageError(
+                    f"{path} was measured under other conditions: "
+                    f"{name} was {_short(then[name])} and is {_short(value)}"
+                )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else "something else"
+
+
+@contextlib.contextmanager
+def _complaints_about(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BenchUsageError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise BenchUsageError(f"{path} is not a file of `krex bench --export-json`") from None
+
+
+def is_unfinished(path: str) -> bool:
+    """Return whether a file holds a run that was interrupted."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and found.get("is_finished") is False
+
+
+def check_path(path: str) -> None:
+    """Find out now, before anything is measured, whether `save` will be able to write to `path`.
+
+    Raises:
+        BenchUsageError: if something else than a file is there, such as a directory or a device.
+        OSError: if nothing can be written there.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise BenchUsageError(f"{path} is not a file, so it cannot be replaced by one")
+    temporary = _temporary(path)
+    with _or_remove(temporary), open(temporary, "x"):
+        os.unlink(temporary)
+
+
+def save(path: str, data: dict[str, Any]) -> None:
+    """Write JSON in such a way that the file is always whole: the old one or the new one.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    temporary = _temporary(path)
+    with _or_remove(temporary):
+        with open(temporary, "w", encoding="utf-8") as file:
+            _write(data, file)
+        os.replace(temporary, os.path.realpath(path))
+
+
+def save_or_rescue(path: str, data: dict[str, Any]) -> str | None:
+    """Write JSON to `path`, or, if that is impossible by now, to a file elsewhere.
+
+    Returns what is to be told in that case: why, and where the file is.
+    """
+    try:
+        save(path, data)
+    except OSError as error:
+        return f"cannot write {path}: {error.strerror}; {_rescue(data)}"
+    return None
+
+
+def _rescue(data: dict[str, Any]) -> str:
+    for directory in (tempfile.gettempdir(), "/dev/shm", os.path.expanduser("~")):
+        try:
+            descriptor, path = tempfile.mkstemp(".json", "krex-results-", directory)
+        except OSError:
+            continue
+        with _or_remove(path), contextlib.suppress(OSError):
+            with open(descriptor, "w", encoding="utf-8") as file:
+                _write(data, file)
+            return f"what was measured is in {path}"
+    return "nor anything elsewhere: what was measured is lost"
+
+
+def _write(data: dict[str, Any], file: IO[str]) -> None:
+    json.dump(data, file, indent=1, allow_nan=False)
+    file.write("\n")
+
+
+def _temporary(path: str) -> str:
+    # In the directory where the file itself will be, also behind a symbolic link.
+    return f"{os.path.realpath(path)}.{os.getpid()}.tmp"
+
+
+@contextlib.contextmanager
+def _or_remove(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise

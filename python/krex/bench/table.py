@@ -1,0 +1,132 @@
+"""A run's results as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from krex._text import printable, table
+from krex.bench.machine import in_words
+from krex.bench.policies import POLICIES
+
+_NONE = "-"
+
+
+def lines(data: Mapping[str, Any]) -> list[str]:
+    """Return what `Results.to_dict` says, as lines for a terminal."""
+    settings = data["settings"]
+    cpus = len(settings["cpus"])
+    text = [
+        f"krex {data['krex_version']} on {printable(in_words(data['machine']))}",
+        f"{settings['count']} commands per turn, {settings['rounds']} rounds, "
+        f"{settings['width']} at once on {cpus} CPU{'s' if cpus != 1 else ''}, "
+        f"{settings['threads']} thread{'s' if settings['threads'] != 1 else ''} each",
+        "",
+        *_policies(data),
+        "",
+        *_kinds(data),
+    ]
+    for section in (_broken(data), _regions(data), _reasons(data), _verdict(data)):
+        if section:
+            text += ["", *section]
+    return text
+
+
+def _policies(data: Mapping[str, Any]) -> list[str]:
+    header = ["policy", "commands/min", "usable", "within 2%", "5%", "10%"]
+    header += ["inflation p50", "p95", "max", "others", "verdicts"]
+    rows = []
+    for entry in data["policies"]:
+        usable = f"{entry['usable']}/{entry['commands']}"
+        row = [entry["policy"], _number(entry["commands_per_minute"], "{:.0f}"), usable]
+        if not entry["usable"]:
+            rows.append([*row, *[_NONE] * 7, "no usable measurements"])
+            continue
+        row += [_percent(entry[name]) for name in ("within_2pct", "within_5pct", "within_10pct")]
+        row += [_times(entry[f"inflation_{name}"]) for name in ("p50", "p95", "max")]
+        row.append(_percent(entry["others_share"]))
+        verdicts = {name: count for name, count in entry["verdicts"].items() if name != "not told"}
+        told = ", ".join(f"{printable(name)} {count}" for name, count in verdicts.items())
+        rows.append([*row, told or _NONE])
+    return table(header, rows)
+
+
+def _kinds(data: Mapping[str, Any]) -> list[str]:
+    """Return a table of each policy's share within 5% per kind, and of the references."""
+    names = [entry["policy"] for entry in data["policies"]]
+    header = ["within 5%, by kind", *names, "solo's median", "at first", "at last"]
+    rows = []
+    for kind, found in data["references"].items():
+        times = [_number(found[name], "{:.4g} ms") for name in ("median_ms", "before_ms")]
+        times.append(_number(found["after_ms"], "{:.4g} ms"))
+        shares = [_percent(entry["kinds"][kind]["within_5pct"]) for entry in data["policies"]]
+        rows.append([printable(kind), *shares, *times])
+    return table(header, rows) if rows else ["no usable measurements"]
+
+
+def _broken(data: Mapping[str, Any]) -> list[str]:
+    text = []
+    for entry in data["policies"]:
+        if not entry["broken"]:
+            continue
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in entry["broken"].items())
+        total = sum(entry["broken"].values())
+        text.append(f"{entry['policy']}: {total} of {entry['commands']} commands broke: {counts}")
+        details = Counter(
+            f"{it['kind']}: {it['detail']}" for it in entry["measurements"] if it["outcome"] != "ok"
+        )
+        text += [f"  {count} x {printable(detail)}" for detail, count in details.most_common(3)]
+    return text
+
+
+def _regions(data: Mapping[str, Any]) -> list[str]:
+    """Say so if a policy had nothing to protect."""
+    text = []
+    for entry in data["policies"]:
+        if not POLICIES[entry["policy"]].counts_regions or entry["regions"] is None:
+            continue
+        if entry["regions"] < entry["usable"]:
+            how = "krex.bench.region()"
+            if entry["policy"] == "krex":
+                how += " or krex.region.critical()"
+            text.append(
+                f"{entry['policy']}: only {entry['regions']} regions in {entry['usable']} usable "
+                f"commands; the others ran unprotected: mark theirs with {how}"
+            )
+    return text
+
+
+def _reasons(data: Mapping[str, Any]) -> list[str]:
+    reasons = Counter(
+        reason
+        for entry in data["policies"]
+        for it in entry["measurements"]
+        for reason in it["reasons"]
+    )
+    return [f"{count} x {printable(reason)}" for reason, count in reasons.most_common(3)]
+
+
+def _verdict(data: Mapping[str, Any]) -> list[str]:
+    text = []
+    if not data["is_finished"]:
+        done = sum(entry["commands"] for entry in data["policies"])
+        text.append(f"interrupted after {done} commands")
+    if data["busy_before"] >= 0.05:
+        text.append(f"other processes used {data['busy_before']:.0%} of the CPUs before the start")
+    if not data["is_conclusive"]:
+        text.append("inconclusive:")
+        text += [f"  {printable(doubt)}" for doubt in data["inconclusive_because"]]
+    return text
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NONE if value is None else form.format(value)
+
+
+def _percent(share: float | None) -> str:
+    return _NONE if share is None else f"{share:.0%}"
+
+
+def _times(ratio: float | None) -> str:
+    return _NONE if ratio is None else f"{ratio:.2f}x"

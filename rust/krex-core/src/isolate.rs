@@ -1,0 +1,638 @@
+//! Step 6: the holder's threads go to the reserved CPUs, and back.
+//!
+//! The calling thread gets a CPU of its own, all other threads of the holder, and of what descends
+//! from it, share the rest. A thread's old mask is written down in the segment before it is moved.
+//! What carries one of the region's two masks at the end goes back: what was moved to its old
+//! mask, what was born inside to the mask of whoever bore it. A thread that chose another mask
+//! inside keeps it.
+//!
+//! # Who restores
+//! One word per tenant, `Tenant::isolation`, names the tenure and who has it in hand; it changes by
+//! compare-and-swap only. The holder restores before it gives up its tenure. If the gate has been
+//! taken away from it (it died, was stopped, is late), its supervisor claims the word and
+//! restores; whoever comes second waits a little, then goes on where the other was. Each looks at
+//! the word before it touches a thread, and a tenant enters its next region only after it found
+//! the word empty: nothing of a later tenure is restored by whoever was late for an earlier one.
+//! Restoring twice does no harm: what has been restored carries no mask of the region any more.
+//!
+//! # What is just being born
+//! The kernel copies a thread's mask when it begins to make the new one, and shows that one to
+//! others only at the end. What is being made at the moment of restoring is seen by nobody, and
+//! appears with the region's mask later. So, where there was more than the calling thread, masks
+//! stay written down for a while, in which the supervisor looks again. A next region that comes
+//! meanwhile knows such a thread by its mask, and writes down that of its creator.
+
+use std::collections::{BTreeSet, HashSet};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::affinity::{self, CpuSet};
+use crate::client::Client;
+use crate::clock::{self, Deadline};
+use crate::fence;
+use crate::hooks;
+use crate::layout::{Layout, MASKS, SavedMask, Tenant};
+use crate::members::{self, Member};
+use crate::process::{self, Stat};
+use crate::reservation::{self, Places, Reservation};
+use crate::supervision;
+use crate::sync;
+use crate::tenant;
+use crate::word::{Isolation, IsolationWord, OwnerWord, SlotState};
+
+/// How long the holder waits for a supervisor that restores in its place.
+const PATIENCE: u64 = 250 * clock::MILLISECOND;
+/// How often one looks for what was born meanwhile.
+const PASSES: usize = 16;
+
+/// The holder's threads are on reserved CPUs; they go back when this is dropped, unless
+/// [`Isolated::restore`] has been called.
+#[derive(Debug)]
+pub(crate) struct Isolated {
+    client: &'static Client,
+    slot: usize,
+    word: IsolationWord,
+    pub(crate) cpus: CpuSet,
+    /// Whether the calling thread is where it belongs.
+    pub(crate) is_moved: bool,
+    /// What could not be done.
+    pub(crate) problem: Option<String>,
+    restored: AtomicBool,
+}
+
+/// Isolates the holder of `tenure`, if CPUs are reserved for `device`.
+#[inline]
+pub(crate) fn isolate(
+    client: &'static Client,
+    device: usize,
+    tenure: u64,
+) -> Option<Box<Isolated>> {
+    let (record, reservation) = reservation::of(&client.segment, device)?;
+    let word = IsolationWord::new(tenure, record, device);
+    Some(Isolated::begin(client, word, &reservation))
+}
+
+impl Isolated {
+    #[cold]
+    fn begin(client: &'static Client, word: IsolationWord, reservation: &Reservation) -> Box<Self> {
+        let slot = client.reference().slot;
+        let mut isolated = Box::new(Self {
+            client,
+            slot,
+            word,
+            cpus: reservation.cpus,
+            is_moved: false,
+            problem: None,
+            restored: AtomicBool::new(false),
+        });
+        // Each of two related tenants says that it isolates, and then looks at the other, so at
+        // least one of them sees it (the handshake of `sync.rs`).
+        let earlier = isolated.take_word();
+        isolated.find_crowd();
+        if let Some(name) = isolated_ancestor(&client.segment, slot) {
+            isolated.problem = Some(format!("its threads are in the region of {name}"));
+        } else if let Err(error) = isolated.move_all(&reservation.places, &earlier) {
+            isolated.problem = Some(error);
+        }
+        earlier.entries.iter().for_each(|it| it.free(&client.segment));
+        if !isolated.is_moved {
+            isolated.restore();
+        }
+        hooks::fault("isolated");
+        isolated
+    }
+
+    fn tenant(&self) -> &'static Tenant {
+        &self.client.segment.tenants[self.slot]
+    }
+
+    /// Makes the tenant's word this tenure's. Returns what an earlier one left, if the supervisor
+    /// was not done with it.
+    fn take_word(&self) -> Masks {
+        let segment = &self.client.segment;
+        loop {
+            let seen = self.tenant().isolation();
+            if seen.is_in_hand() {
+                self.finish(seen);
+                continue;
+            }
+            let masks = match seen.stage() {
+                Isolation::Settling => Masks::read(segment, self.slot, seen),
+                _ => None,
+            };
+            if swap(self.tenant(), seen, self.word) {
+                return masks.unwrap_or_default();
+            }
+        }
+    }
+
+    /// Tells those whose regions run on the same CPUs, and itself. They are on other devices, which
+    /// were told to share their CPUs.
+    fn find_crowd(&self) {
+        let segment = &self.client.segment;
+        for other in segment.live_tenants.iter().filter(|it| *it != self.slot) {
+            let word = segment.tenants[other].isolation();
+            let shares = word.stage() == Isolation::Active
+                && reservation::read(segment, word.record())
+                    .is_some_and(|it| it.cpus.meets(&self.cpus))
+                && !tenant::descends_from(segment, self.slot, other)
+                && !tenant::descends_from(segment, other, self.slot);
+            if shares {
+                // Release: partner of the Acquire in `is_crowded`.
+                segment.tenants[other].crowded.store(word.0, Ordering::Release);
+                self.tenant().crowded.store(self.word.0, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether another region ran on the same CPUs at the same time.
+    pub(crate) fn is_crowded(&self) -> bool {
+        // Acquire: partner of the Release in `find_crowd`.
+        self.tenant().crowded.load(Ordering::Acquire) == self.word.0
+    }
+
+    /// Moves every thread that is there. The error says what was left where it was.
+    fn move_all(&mut self, places: &Places, earlier: &Masks) -> Result<(), String> {
+        let segment = &self.client.segment;
+        let identity = &self.client.identity;
+        let caller = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut mover = Mover {
+            segment,
+            slot: self.slot,
+            supervisor: self.client.supervisor,
+            word: self.word,
+            earlier,
+            next: 0,
+        };
+        let own = (identity.pid, identity.start_time);
+        for member in members::family_slots(segment, self.slot) {
+            fence::lower(&segment.tenants[member]);
+        }
+        mover.move_thread(own, caller, &places.caller, true).map_err(|error| {
+            format!("the calling thread was not moved to CPUs {}: {error}", self.cpus)
+        })?;
+        self.is_moved = true;
+        hooks::fault("isolating");
+        let mut seen = HashSet::from([caller]);
+        let mut left = 0;
+        let mut reason = None;
+        for pass in 0..PASSES {
+            let before = seen.len();
+            // In the first pass nobody but the calling thread has been moved before the list was
+            // made. Who appears later with a mask of the region was born with it.
+            let is_born_inside = |thread: i32| {
+                pass > 0 && affinity::get(thread).is_ok_and(|mask| places.include(&mask))
+            };
+            for Member { process, threads } in members::family(segment, self.slot) {
+                let mut start_time = (process == own.0).then_some(own.1);
+                for thread in threads {
+                    if !seen.insert(thread) || is_born_inside(thread) {
+                        continue;
+                    }
+                    if self.tenant().isolation() != self.word {
+                        return Ok(()); // Revoked, and restored by the supervisor.
+                    }
+                    if start_time.is_none() {
+                        start_time = Stat::of(process).map(|it| it.start_time);
+                    }
+                    let Some(started) = start_time else { break };
+                    match mover.move_thread((process, started), thread, &places.others, false) {
+                        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
+                            left += 1;
+                            reason = Some(error);
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            if seen.len() == before {
+                break;
+            }
+        }
+        match reason {
+            None => Ok(()),
+            Some(error) => {
+                Err(format!("{left} threads were not moved to CPUs {}: {error}", self.cpus))
+            }
+        }
+    }
+
+    /// Step 8: gives everybody the old mask back, before the tenure is given up; also if it was
+    /// revoked, and the supervisor has not been here.
+    pub(crate) fn restore(&self) {
+        // Relaxed: only the thread that entered comes here.
+        if !self.restored.swap(true, Ordering::Relaxed) {
+            self.finish(self.word);
+        }
+    }
+
+    /// Sees to it that the tenure of `word` is restored: by this process, or by the supervisor,
+    /// which may be at it.
+    fn finish(&self, word: IsolationWord) {
+        let segment = &self.client.segment;
+        let tenant = self.tenant();
+        let mine = word.with_stage(Isolation::RestoredByHolder);
+        let patience = || Deadline::at(clock::now() + PATIENCE);
+        let mut deadline = patience();
+        loop {
+            let seen = tenant.isolation();
+            if seen.with_stage(Isolation::None) != word.with_stage(Isolation::None) {
+                // The supervisor has restored it. What this process moved while that was at it
+                // (its entry) has been written down, and goes back, too.
+                if seen != IsolationWord::NONE || entries(segment, self.slot, word).is_empty() {
+                    return;
+                }
+            }
+            if seen.stage() == Isolation::Settling {
+                return;
+            }
+            if seen.stage() == Isolation::RestoredBySupervisor && !deadline.has_passed() {
+                sync::wait(&tenant.isolation, seen.0, deadline.left(crate::client::SLICE));
+                continue;
+            }
+            if seen == mine || swap(tenant, seen, mine) {
+                hooks::fault("restoring");
+                let known = [self.client.identity.pid];
+                if let Some(threads) = restore(segment, self.slot, mine, &known)
+                    && end(segment, self.slot, mine, threads)
+                {
+                    hooks::fault("restored");
+                    if threads > 1 {
+                        supervision::ring(segment, self.client.supervisor);
+                    }
+                    return;
+                }
+                deadline = patience(); // The supervisor has claimed it.
+            }
+        }
+    }
+}
+
+impl Drop for Isolated {
+    fn drop(&mut self) {
+        // What a fork inherits is its parent's.
+        if !self.client.is_inherited() {
+            self.restore();
+        }
+    }
+}
+
+fn swap(tenant: &Tenant, from: IsolationWord, to: IsolationWord) -> bool {
+    // SeqCst: see `Tenant::isolation`.
+    let word = &tenant.isolation;
+    word.compare_exchange(from.0, to.0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+}
+
+/// The name of a tenant above this one whose threads, and so this one's, are on reserved CPUs.
+fn isolated_ancestor(segment: &Layout, slot: usize) -> Option<String> {
+    let is_above = |other: &usize| {
+        segment.tenants[*other].isolation().is_in_hand()
+            && tenant::descends_from(segment, slot, *other)
+    };
+    segment.live_tenants.iter().find(is_above).map(|it| segment.tenants[it].name.get())
+}
+
+/// The reserved CPUs on which the threads of the tenant in `slot` are now.
+pub fn current(segment: &Layout, slot: usize) -> Option<CpuSet> {
+    let word = segment.tenants.get(slot)?.isolation();
+    (word.stage() == Isolation::Active)
+        .then(|| reservation::read(segment, word.record()))
+        .flatten()
+        .map(|it| it.cpus)
+}
+
+/// Moves threads, after it wrote their masks down.
+struct Mover<'a> {
+    segment: &'a Layout,
+    slot: usize,
+    supervisor: usize,
+    word: IsolationWord,
+    earlier: &'a Masks,
+    /// Where the next free entry may be.
+    next: usize,
+}
+
+impl Mover<'_> {
+    fn move_thread(
+        &mut self,
+        process: (i32, u64),
+        thread: i32,
+        place: &CpuSet,
+        is_caller: bool,
+    ) -> io::Result<()> {
+        let mut old = affinity::get(thread)?;
+        if self.earlier.places.include(&old) {
+            old = self.earlier.of(process.0, thread, &old);
+        }
+        let entry = self.save(process, thread, &old, is_caller)?;
+        if old == *place || hooks::sabotaged("isolate") {
+            return Ok(());
+        }
+        let moved = affinity::set(thread, place).and_then(|()| {
+            if affinity::get(thread)? == *place {
+                return Ok(());
+            }
+            // Cut by a cpuset: nobody would know it again.
+            affinity::set(thread, &old)?;
+            Err(io::Error::other("a cpuset does not let it use all of them"))
+        });
+        moved.inspect_err(|_| entry.owner.store(0, Ordering::Release))
+    }
+
+    /// Writes a thread's mask down.
+    fn save(
+        &mut self,
+        process: (i32, u64),
+        thread: i32,
+        mask: &CpuSet,
+        is_caller: bool,
+    ) -> io::Result<&SavedMask> {
+        let owner = OwnerWord::new(self.slot as u64, thread, self.supervisor, SlotState::Starting);
+        while self.next < MASKS {
+            let place = self.next;
+            self.next += 1;
+            self.segment.masks_mark.raise(place);
+            let entry = &self.segment.masks[place];
+            let free = entry.owner.load(Ordering::Acquire);
+            let claimed = OwnerWord(free).is_free()
+                // AcqRel: what its last user did comes before.
+                && entry
+                    .owner
+                    .compare_exchange(free, owner.0, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok();
+            if !claimed {
+                continue;
+            }
+            // Relaxed: published by the swap below.
+            entry.process.store(process.0 as u64, Ordering::Relaxed);
+            entry.start_time.store(process.1, Ordering::Relaxed);
+            entry.isolation.store(self.word.0, Ordering::Relaxed);
+            entry.is_caller.store(is_caller.into(), Ordering::Relaxed);
+            entry.mask.set(mask);
+            let live = owner.with_state(SlotState::Live);
+            // Release: partner of the Acquire in `Entry::read`. A supervisor that restores frees
+            // what it finds unfinished: then nothing is moved any more.
+            return match entry.owner.compare_exchange(
+                owner.0,
+                live.0,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => Ok(entry),
+                Err(_) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            };
+        }
+        Err(io::Error::other(format!("all {MASKS} places for masks are taken")))
+    }
+}
+
+/// A mask that was written down.
+struct Entry {
+    index: usize,
+    owner: OwnerWord,
+    process: i32,
+    start_time: u64,
+    isolation: IsolationWord,
+    is_caller: bool,
+    mask: CpuSet,
+}
+
+impl Entry {
+    fn read(segment: &Layout, index: usize) -> Option<Self> {
+        let saved = &segment.masks[index];
+        // Acquire: partner of the Release in `Mover::save`.
+        let owner = OwnerWord(saved.owner.load(Ordering::Acquire));
+        (!owner.is_free()).then(|| Self {
+            index,
+            owner,
+            process: saved.process.load(Ordering::Relaxed) as i32,
+            start_time: saved.start_time.load(Ordering::Relaxed),
+            isolation: IsolationWord(saved.isolation.load(Ordering::Relaxed)),
+            is_caller: saved.is_caller.load(Ordering::Relaxed) != 0,
+            mask: saved.mask.get(),
+        })
+    }
+
+    fn is_complete(&self) -> bool {
+        self.owner.state() == SlotState::Live
+    }
+
+    fn free(&self, segment: &Layout) {
+        let owner = &segment.masks[self.index].owner;
+        // AcqRel: whoever takes the place next comes after what was read from it. If it is not
+        // this one's any more, it was freed by another.
+        let _ = owner.compare_exchange(self.owner.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+fn all_entries(segment: &Layout) -> impl Iterator<Item = Entry> + '_ {
+    let used = segment.masks_mark.used(MASKS);
+    (0..used).filter_map(|index| Entry::read(segment, index))
+}
+
+/// What was written down for the tenant in `slot` and the tenure of `word`.
+fn entries(segment: &Layout, slot: usize, word: IsolationWord) -> Vec<Entry> {
+    let same = word.with_stage(Isolation::Active);
+    all_entries(segment)
+        .filter(|it| it.owner.generation() == slot as u64)
+        .filter(|it| it.isolation == same || !it.is_complete())
+        .collect()
+}
+
+/// Gives everybody who carries one of the region's masks the old one back, as long as the
+/// tenant's word is `word`: `None` if it is not any more, else how many threads were seen. `known`
+/// are processes that may not be found otherwise.
+fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<usize> {
+    let is_mine = || segment.tenants[slot].isolation() == word;
+    let Some(masks) = Masks::read(segment, slot, word) else { return Some(0) };
+    if hooks::sabotaged("restore") {
+        return Some(0);
+    }
+    let written: BTreeSet<(i32, u64)> =
+        masks.entries.iter().map(|it| (it.process, it.start_time)).collect();
+    let mut seen = 0;
+    for _ in 0..PASSES {
+        let mut family = members::family(segment, slot);
+        let is_missing =
+            |process: i32, family: &[Member]| family.iter().all(|it| it.process != process);
+        for (process, start_time) in &written {
+            if is_missing(*process, &family) && process::is_alive(*process, *start_time) {
+                family.push(Member::of(*process));
+            }
+        }
+        for process in known {
+            if is_missing(*process, &family) {
+                family.push(Member::of(*process));
+            }
+        }
+        seen = 0;
+        let mut restored = 0;
+        for Member { process, threads } in family {
+            for thread in threads {
+                if !is_mine() {
+                    return None;
+                }
+                seen += 1;
+                restored += usize::from(masks.restore(segment, process, thread));
+            }
+        }
+        if restored == 0 {
+            break;
+        }
+    }
+    Some(seen)
+}
+
+/// Ends the restoring of `word`, after so many threads were seen. Where it was one alone, nothing
+/// was being born; else it is looked for a while longer. Returns whether the word was still that.
+fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bool {
+    let tenant = &segment.tenants[slot];
+    if threads > 1 {
+        return swap(tenant, word, word.with_stage(Isolation::Settling));
+    }
+    let written = entries(segment, slot, word);
+    let ended = swap(tenant, word, IsolationWord::NONE);
+    if ended {
+        written.iter().for_each(|it| it.free(segment));
+    }
+    ended
+}
+
+/// Looks once more for what was being born when the masks of `word` were restored, which the
+/// tenant's word is; the `last` time it is forgotten. For its supervisor.
+pub fn settle(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32], last: bool) {
+    if (hooks::sabotaged("settle") || restore(segment, slot, word, known).is_some()) && last {
+        end(segment, slot, word, 0);
+    }
+}
+
+/// Which mask whom belongs to.
+#[derive(Default)]
+struct Masks {
+    entries: Vec<Entry>,
+    places: Places,
+}
+
+impl Masks {
+    /// What was written down for the tenure of `word`; `None`: nothing.
+    fn read(segment: &Layout, slot: usize, word: IsolationWord) -> Option<Self> {
+        let mut entries = entries(segment, slot, word);
+        entries.retain(Entry::is_complete);
+        let places = reservation::read(segment, word.record())?.places;
+        (!entries.is_empty()).then_some(Self { entries, places })
+    }
+
+    /// Restores a thread, if it carries one of the region's masks. Returns whether it did and does
+    /// not any more.
+    fn restore(&self, segment: &Layout, process: i32, thread: i32) -> bool {
+        let Ok(carried) = affinity::get(thread) else { return false };
+        if !self.places.include(&carried) {
+            return false;
+        }
+        let mask = self.of(process, thread, &carried);
+        if mask == carried {
+            return false;
+        }
+        let elsewhere = || CpuSet::ALL.without(&reservation::of_all(segment));
+        match affinity::set(thread, &mask) {
+            Ok(()) => true,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => false,
+            // The CPUs that it had are offline, or forbidden by now.
+            Err(error) => {
+                log::warn!("thread {thread} cannot have CPUs {mask} back: {error}");
+                affinity::set(thread, &elsewhere()).is_ok()
+            }
+        }
+    }
+
+    /// The mask that a thread had, or that whoever bore it had.
+    fn of(&self, process: i32, thread: i32, carried: &CpuSet) -> CpuSet {
+        if let Some(own) = self.entries.iter().find(|it| it.owner.pid() == thread) {
+            return own.mask;
+        }
+        // The two places tell who bore it, unless they are the same.
+        let caller = self.entries.iter().find(|it| it.is_caller);
+        let by_caller = if self.places.caller == self.places.others {
+            caller.filter(|it| it.process == process)
+        } else {
+            caller.filter(|_| *carried == self.places.caller)
+        };
+        // Of the other threads of a process any may have; usually all have one mask.
+        let of_process = |process: i32| {
+            let mut all = self.entries.iter().filter(|it| it.process == process);
+            all.clone().find(|it| !it.is_caller).or_else(|| all.next())
+        };
+        let above = || process::ancestors(process).find_map(|it| of_process(it.pid));
+        let creator = by_caller.or_else(|| of_process(process)).or_else(above).or(caller);
+        creator.map_or(*carried, |it| it.mask)
+    }
+}
+
+/// Whether the tenure of `word` is over for the tenant in `slot`.
+fn is_over(segment: &Layout, slot: usize, word: IsolationWord) -> bool {
+    let Some(device) = segment.devices.get(word.device()) else { return true };
+    let gate = device.gate().load();
+    // Acquire: partner of the Release in `purge`, after which nobody excludes anybody.
+    let is_retired = segment.header.retired.load(Ordering::Acquire) != 0;
+    is_retired || gate.is_open() || gate.tenure() != word.tenure() || gate.holder() != slot
+}
+
+/// Restores the masks of a tenant whose tenure has ended without its doing so: it died, was
+/// stopped, or is late. For the supervisor of its PID namespace, and whoever takes its place.
+/// `known` are processes of the tenant that may not be found otherwise.
+pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
+    let tenant = &segment.tenants[slot];
+    loop {
+        let seen = tenant.isolation();
+        if !seen.is_in_hand() || !is_over(segment, slot, seen) {
+            return;
+        }
+        let mine = seen.with_stage(Isolation::RestoredBySupervisor);
+        if seen != mine && !swap(tenant, seen, mine) {
+            continue;
+        }
+        hooks::fault("restoring");
+        log::info!("restoring the CPUs of {:?}", tenant.name.get());
+        if let Some(threads) = restore(segment, slot, mine, known)
+            && end(segment, slot, mine, threads)
+        {
+            // The holder may wait for it.
+            sync::wake_all(&tenant.isolation);
+            hooks::fault("restored");
+        }
+    }
+}
+
+/// Restores what was moved by one that died at the moment at which its tenure had been restored.
+/// Once in a while; for the supervisor in slot `supervisor`.
+pub fn restore_leftovers(segment: &Layout, supervisor: usize) {
+    let is_left = |it: &Entry| {
+        let tenant = segment.tenants.get(it.owner.generation() as usize);
+        it.owner.supervisor() == supervisor
+            && tenant.is_none_or(|it| it.isolation() == IsolationWord::NONE)
+    };
+    restore_each(segment, all_entries(segment).filter(is_left));
+}
+
+/// Restores, one by one, the threads that were written down.
+fn restore_each(segment: &Layout, entries: impl Iterator<Item = Entry>) {
+    for entry in entries {
+        let reservation = reservation::read(segment, entry.isolation.record());
+        entry.free(segment);
+        if let Some(reservation) = reservation.filter(|_| entry.is_complete())
+            && process::is_alive(entry.process, entry.start_time)
+        {
+            let (process, thread) = (entry.process, entry.owner.pid());
+            let masks = Masks { entries: vec![entry], places: reservation.places };
+            masks.restore(segment, process, thread);
+        }
+    }
+}
+
+/// Frees what a tenant left whose slot is about to be freed.
+pub(crate) fn forget(segment: &Layout, slot: usize) {
+    // SeqCst: see `Tenant::isolation`. Nobody is left who could want to restore it.
+    segment.tenants[slot].isolation.store(IsolationWord::NONE.0, Ordering::SeqCst);
+    let of_slot = |it: &Entry| it.owner.generation() == slot as u64;
+    restore_each(segment, all_entries(segment).filter(of_slot));
+}
