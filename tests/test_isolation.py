@@ -20,8 +20,6 @@ from harness import (
     Actor,
     ActorError,
     Machine,
-    cgroup_mount,
-    cgroup_of,
     is_running,
     process_state,
     wait_until,
@@ -34,18 +32,6 @@ OTHERS = ALL[:-1]
 # Where the first and the last are reserved. Of two CPUs none is left; then nobody is kept off.
 BETWEEN = ALL[1:-1] or ALL
 SETTING = "KREX_RESERVED_CPUS"
-
-# Groups that are made below this process's own have cpusets, so that the kernel keeps tenants off.
-FENCES = "cpuset" in (
-    (cgroup_mount() / (cgroup_of(os.getpid()) or "/").lstrip("/") / "cgroup.subtree_control")
-    .read_text()
-    .split()
-)
-
-
-def how(machine: Machine) -> str:
-    """How the report says that tenants are kept off reserved CPUs."""
-    return "cpuset" if FENCES and machine.freezer != "sigstop" else "affinity"
 
 
 def threads(pid: int) -> list[int]:
@@ -121,7 +107,7 @@ def test_the_holder_has_the_reserved_cpu_to_itself(reserving: Machine) -> None:
         assert all_have(OTHERS, sibling.pid, other.pid)
         report = holder.do("leave")
         assert masks(*everybody, child) == before
-        assert (report["cpus"], report["isolation"]) == (str(LAST), how(machine))
+        assert (report["cpus"], report["isolation"]) == (str(LAST), "affinity")
         assert report["isolate_s"] > 0
         assert report["verdict"] == "clean", report
     assert machine.device()["cpus"] == str(LAST)
@@ -253,7 +239,7 @@ def test_regions_in_a_region_change_nothing(reserving: Machine) -> None:
     assert all_have([LAST], holder.pid)
     inner = holder.do("leave")
     assert (inner["joined"], inner["cpus"]) == (True, str(LAST))
-    assert inner["isolation"] == how(machine)
+    assert inner["isolation"] == "affinity"
     assert inner["isolate_s"] == 0
     holder.call("a_childs_region_is_joined")
     assert all_have([LAST], holder.pid)
@@ -412,7 +398,7 @@ def test_who_attaches_itself_is_kept_off(reserving: Machine) -> None:
     bare.do("submit")
     become(OTHERS, bare.pid)
     assert all_have(OTHERS, first.pid)
-    assert bare.do("whole")["isolation"] == how(machine)
+    assert bare.do("whole")["isolation"] == "affinity"
     assert all_have(OTHERS, bare.pid)
 
 
@@ -421,37 +407,6 @@ def test_who_helps_himself_is_put_back(reserving: Machine) -> None:
     actor.call("start_helper", cpus=ALL)
     actor.call("choose_cpus", cpus=ALL)
     become(OTHERS, actor.pid)
-
-
-def test_the_kernel_keeps_off_where_there_are_cpusets(one_reserved: Machine) -> None:
-    """Elsewhere there is no such file, and masks have to do."""
-    machine = one_reserved
-    holder, sibling = machine.actor(), machine.actor("--device", "cpu:other")
-    group = cgroup_mount() / (cgroup_of(sibling.pid) or "/").lstrip("/")
-    file = group / "cpuset.cpus"
-    assert file.exists() == FENCES
-
-    def is_fenced() -> bool:
-        return not FENCES or file.read_text().strip() not in ("", str(LAST))
-
-    for _ in range(3):
-        wait_until(is_fenced, "the supervisor raises the fence")
-        if FENCES:
-            with pytest.raises(ActorError, match="Invalid argument"):
-                sibling.call("choose_cpus", cpus=[LAST])
-        before = masks(holder.pid, sibling.pid)
-        assert all_have(OTHERS, holder.pid, sibling.pid)
-        holder.do("hold")
-        assert all_have([LAST], holder.pid)
-        assert all_have(OTHERS, sibling.pid)
-        assert holder.do("leave")["isolation"] == how(machine)
-        assert masks(holder.pid, sibling.pid) == before
-        # Its own is lowered while it holds.
-        report = sibling.do("whole")
-        assert (report["cpus"], report["isolation"]) == (str(LAST), how(machine))
-    wait_until(is_fenced)
-    assert machine.krex("recover", "--purge").returncode == 0
-    become(ALL, holder.pid, sibling.pid)
 
 
 def test_the_supervisor_keeps_off_too(one_reserved: Machine) -> None:

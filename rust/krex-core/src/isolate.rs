@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::affinity::{self, CpuSet};
 use crate::client::Client;
 use crate::clock::{self, Deadline};
-use crate::fence;
 use crate::hooks;
 use crate::layout::{Layout, MASKS, SavedMask, Tenant};
 use crate::members::{self, Member};
@@ -165,9 +164,6 @@ impl Isolated {
             next: 0,
         };
         let own = (identity.pid, identity.start_time);
-        for member in members::family_slots(segment, self.slot) {
-            fence::lower(&segment.tenants[member]);
-        }
         mover.move_thread(own, caller, &places.caller, true).map_err(|error| {
             format!("the calling thread was not moved to CPUs {}: {error}", self.cpus)
         })?;

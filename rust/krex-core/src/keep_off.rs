@@ -12,7 +12,6 @@ use std::sync::atomic::Ordering;
 
 use crate::affinity::{self, CpuSet};
 use crate::device;
-use crate::fence;
 use crate::freezer::ProcessTable;
 use crate::hooks;
 use crate::layout::{Layout, Tenant};
@@ -33,8 +32,6 @@ pub fn keep_self_off(segment: &Layout, slot: usize) {
 pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet, processes: &mut ProcessTable) -> bool {
     let tenant = &segment.tenants[slot];
     if is_in_region(segment, slot) {
-        // One may have been raised by a supervisor that then died.
-        fence::lower(tenant);
         return false;
     }
     let mut is_off = true;
@@ -50,11 +47,6 @@ pub fn keep_off(segment: &Layout, slot: usize, off: &CpuSet, processes: &mut Pro
     }
     // Release: partner of the Acquire in the holder's report.
     tenant.on_reserved.store(u64::from(!is_off), Ordering::Release);
-    if is_off && !hooks::sabotaged("keep_off") {
-        fence::raise(segment, slot, off);
-    } else {
-        fence::lower(tenant);
-    }
     true
 }
 
@@ -99,7 +91,6 @@ fn note(tenant: &Tenant, mask: &CpuSet, off: &CpuSet) -> bool {
 /// Gives every thread of a tenant that had to do without `off` its own mask back: krex is taken
 /// out of use.
 pub fn give_back(segment: &Layout, slot: usize, off: &CpuSet, processes: &mut ProcessTable) {
-    fence::lower(&segment.tenants[slot]);
     let masks: Vec<CpuSet> = segment.tenants[slot].narrowed.iter().map(|it| it.get()).collect();
     if off.is_empty() || masks.iter().all(CpuSet::is_empty) {
         return;

@@ -170,8 +170,6 @@ pub struct Tenant {
     pub isolation: AtomicU64,
     /// The [`IsolationWord`] for which another region ran on the same CPUs.
     pub crowded: AtomicU64,
-    /// 1: its cgroup is fenced off reserved CPUs (`fence.rs`), or about to be.
-    pub fenced: AtomicU64,
     /// 1: some of its threads could not be kept off reserved CPUs, having no others.
     pub on_reserved: AtomicU64,
     /// The masks that its threads had before they had to do without reserved CPUs.

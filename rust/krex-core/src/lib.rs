@@ -29,7 +29,6 @@ pub mod device;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
-pub mod fence;
 #[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]

@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crate::affinity::CpuSet;
 use crate::clock;
-use crate::fence;
 use crate::freezer::Kind;
 use crate::isolate;
 use crate::region::Region;
@@ -132,11 +131,7 @@ impl Region {
             freeze: self.held_at.saturating_sub(self.drained_at).saturating_sub(self.isolating),
             isolate: self.isolating,
             cpus: self.reserved().map(|it| it.to_string()),
-            isolation: match self.is_isolated() {
-                false => "none",
-                true if fence::is_available(tenant) => "cpuset",
-                true => "affinity",
-            },
+            isolation: if self.is_isolated() { "affinity" } else { "none" },
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),

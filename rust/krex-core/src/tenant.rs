@@ -136,7 +136,6 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     tenant.queue.leave();
     set(&tenant.isolation, IsolationWord::NONE.0);
     set(&tenant.crowded, 0);
-    set(&tenant.fenced, 0);
     set(&tenant.on_reserved, 0);
     let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].narrowed);
     for (index, narrowed) in tenant.narrowed.iter().enumerate() {
