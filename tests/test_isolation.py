@@ -302,6 +302,19 @@ def test_a_stopped_holder_is_restored_from_outside(reserving: Machine) -> None:
     assert first.do("whole", timeout=LIMIT)["verdict"] == "clean"
 
 
+def test_what_a_stopped_holder_was_bearing_goes_back(one_reserved: Machine) -> None:
+    """Also if one thread alone was seen: it may have been in the middle of a fork."""
+    machine = one_reserved
+    holder = machine.actor()
+    assert len(threads(holder.pid)) == 1
+    holder.do("hold", max_hold=0.3)
+    holder.signal(signal.SIGSTOP)
+    become(OTHERS, holder.pid)
+    os.sched_setaffinity(holder.pid, [LAST])
+    become(OTHERS, holder.pid)
+    holder.signal(signal.SIGCONT)
+
+
 def test_the_pair_is_killed_and_the_holder_too(one_reserved: Machine) -> None:
     machine = one_reserved
     holder = machine.actor()
@@ -440,6 +453,10 @@ def test_a_child_in_a_region_of_its_own(one_reserved: Machine) -> None:
     assert all_have([LAST], parent.pid)
     parent.do("leave")
     assert all_have(OTHERS, parent.pid)
+
+
+def test_a_child_in_a_region_after_its_parents(reserving: Machine) -> None:
+    reserving.actor().call("a_childs_region_after_its_parents", inside=[LAST])
 
 
 def test_a_reservation_that_comes_later_reaches_everybody(machine: Machine) -> None:

@@ -90,10 +90,12 @@ impl Isolated {
         isolated.find_crowd();
         if let Some(name) = isolated_ancestor(&client.segment, slot) {
             isolated.problem = Some(format!("its threads are in the region of {name}"));
-        } else if let Err(error) = isolated.move_all(&reservation.places, &earlier) {
+        } else if let Err(error) = isolated.move_all(&reservation.places, earlier.as_ref()) {
             isolated.problem = Some(error);
         }
-        earlier.entries.iter().for_each(|it| it.free(&client.segment));
+        if let Some(own) = &earlier {
+            own.entries.iter().for_each(|it| it.free(&client.segment));
+        }
         if !isolated.is_moved {
             isolated.restore();
         }
@@ -107,7 +109,7 @@ impl Isolated {
 
     /// Makes the tenant's word this tenure's. Returns what an earlier one left, if the supervisor
     /// was not done with it.
-    fn take_word(&self) -> Masks {
+    fn take_word(&self) -> Option<Masks> {
         let segment = &self.client.segment;
         loop {
             let seen = self.tenant().isolation();
@@ -120,7 +122,7 @@ impl Isolated {
                 _ => None,
             };
             if swap(self.tenant(), seen, self.word) {
-                return masks.unwrap_or_default();
+                return masks;
             }
         }
     }
@@ -151,16 +153,17 @@ impl Isolated {
     }
 
     /// Moves every thread that is there. The error says what was left where it was.
-    fn move_all(&mut self, places: &Places, earlier: &Masks) -> Result<(), String> {
+    fn move_all(&mut self, places: &Places, earlier: Option<&Masks>) -> Result<(), String> {
         let segment = &self.client.segment;
         let identity = &self.client.identity;
         let caller = rustix::thread::gettid().as_raw_nonzero().get();
+        let of_relatives = of_settling_relatives(segment, self.slot);
         let mut mover = Mover {
             segment,
             slot: self.slot,
             supervisor: self.client.supervisor,
             word: self.word,
-            earlier,
+            earlier: earlier.into_iter().chain(&of_relatives).collect(),
             next: 0,
         };
         let own = (identity.pid, identity.start_time);
@@ -249,11 +252,11 @@ impl Isolated {
             if seen == mine || swap(tenant, seen, mine) {
                 hooks::fault("restoring");
                 let known = [self.client.identity.pid];
-                if let Some(threads) = restore(segment, self.slot, mine, &known)
-                    && end(segment, self.slot, mine, threads)
+                if let Some(may_appear) = restore(segment, self.slot, mine, &known)
+                    && end(segment, self.slot, mine, may_appear)
                 {
                     hooks::fault("restored");
-                    if threads > 1 {
+                    if may_appear {
                         supervision::ring(segment, self.client.supervisor);
                     }
                     return;
@@ -288,6 +291,23 @@ fn isolated_ancestor(segment: &Layout, slot: usize) -> Option<String> {
     segment.live_tenants.iter().find(is_above).map(|it| segment.tenants[it].name.get())
 }
 
+/// What is written down for tenants above and below this one whose masks are being settled.
+fn of_settling_relatives(segment: &Layout, slot: usize) -> Vec<Masks> {
+    let supervisor = segment.tenants[slot].owner().supervisor();
+    let is_relative = |other: usize| {
+        segment.tenants[other].owner().supervisor() == supervisor
+            && (tenant::descends_from(segment, slot, other)
+                || tenant::descends_from(segment, other, slot))
+    };
+    segment
+        .live_tenants
+        .iter()
+        .map(|other| (other, segment.tenants[other].isolation()))
+        .filter(|(other, word)| word.stage() == Isolation::Settling && is_relative(*other))
+        .filter_map(|(other, word)| Masks::read(segment, other, word))
+        .collect()
+}
+
 /// The reserved CPUs on which the threads of the tenant in `slot` are now.
 pub fn current(segment: &Layout, slot: usize) -> Option<CpuSet> {
     let word = segment.tenants.get(slot)?.isolation();
@@ -303,7 +323,9 @@ struct Mover<'a> {
     slot: usize,
     supervisor: usize,
     word: IsolationWord,
-    earlier: &'a Masks,
+    /// What earlier regions left that are not quite over: of this tenant, and of those above and
+    /// below it.
+    earlier: Vec<&'a Masks>,
     /// Where the next free entry may be.
     next: usize,
 }
@@ -317,8 +339,8 @@ impl Mover<'_> {
         is_caller: bool,
     ) -> io::Result<()> {
         let mut old = affinity::get(thread)?;
-        if self.earlier.places.include(&old) {
-            old = self.earlier.of(process.0, thread, &old);
+        if let Some(earlier) = self.earlier.iter().find(|it| it.places.include(&old)) {
+            old = earlier.of(process.0, thread, &old);
         }
         let entry = self.save(process, thread, &old, is_caller)?;
         if old == *place || hooks::sabotaged("isolate") {
@@ -436,13 +458,13 @@ fn entries(segment: &Layout, slot: usize, word: IsolationWord) -> Vec<Entry> {
 }
 
 /// Gives everybody who carries one of the region's masks the old one back, as long as the
-/// tenant's word is `word`: `None` if it is not any more, else how many threads were seen. `known`
-/// are processes that may not be found otherwise.
-fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<usize> {
+/// tenant's word is `word`: `None` if it is not any more, else whether one may yet appear that was
+/// being born. `known` are processes that may not be found otherwise.
+fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<bool> {
     let is_mine = || segment.tenants[slot].isolation() == word;
-    let Some(masks) = Masks::read(segment, slot, word) else { return Some(0) };
+    let Some(masks) = Masks::read(segment, slot, word) else { return Some(false) };
     if hooks::sabotaged("restore") {
-        return Some(0);
+        return Some(false);
     }
     let written: BTreeSet<(i32, u64)> =
         masks.entries.iter().map(|it| (it.process, it.start_time)).collect();
@@ -476,14 +498,16 @@ fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) ->
             break;
         }
     }
-    Some(seen)
+    // The holder, if it is the only thread, is here and bears nobody. Seen from outside, one thread
+    // may be in the middle of a fork.
+    Some(seen > 1 || word.stage() != Isolation::RestoredByHolder)
 }
 
-/// Ends the restoring of `word`, after so many threads were seen. Where it was one alone, nothing
-/// was being born; else it is looked for a while longer. Returns whether the word was still that.
-fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bool {
+/// Ends the restoring of `word`. What `may` still `appear` is looked for a while longer. Returns
+/// whether the word was still that.
+fn end(segment: &Layout, slot: usize, word: IsolationWord, may_appear: bool) -> bool {
     let tenant = &segment.tenants[slot];
-    if threads > 1 {
+    if may_appear {
         return swap(tenant, word, word.with_stage(Isolation::Settling));
     }
     let written = entries(segment, slot, word);
@@ -498,13 +522,14 @@ fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bo
 /// tenant's word is; the `last` time it is forgotten. For its supervisor.
 pub fn settle(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32], last: bool) {
     if (hooks::sabotaged("settle") || restore(segment, slot, word, known).is_some()) && last {
-        end(segment, slot, word, 0);
+        end(segment, slot, word, false);
     }
 }
 
 /// Which mask whom belongs to.
-#[derive(Default)]
 struct Masks {
+    /// The tenant for which they were written down.
+    slot: usize,
     entries: Vec<Entry>,
     places: Places,
 }
@@ -515,14 +540,15 @@ impl Masks {
         let mut entries = entries(segment, slot, word);
         entries.retain(Entry::is_complete);
         let places = reservation::read(segment, word.record())?.places;
-        (!entries.is_empty()).then_some(Self { entries, places })
+        (!entries.is_empty()).then_some(Self { slot, entries, places })
     }
 
     /// Restores a thread, if it carries one of the region's masks. Returns whether it did and does
     /// not any more.
     fn restore(&self, segment: &Layout, process: i32, thread: i32) -> bool {
         let Ok(carried) = affinity::get(thread) else { return false };
-        if !self.places.include(&carried) {
+        // In this order: who was not in another's region after the mask was read has it from here.
+        if !self.places.include(&carried) || self.is_in_anothers_region(segment, process) {
             return false;
         }
         let mask = self.of(process, thread, &carried);
@@ -539,6 +565,36 @@ impl Masks {
                 affinity::set(thread, &elsewhere()).is_ok()
             }
         }
+    }
+
+    /// Whether a process is in the region of another tenant, which came later: of one that
+    /// descends from this one, or the other way round. Who moved it, or the nearest process above
+    /// it, has it in hand.
+    fn is_in_anothers_region(&self, segment: &Layout, process: i32) -> bool {
+        let supervisor = self.entries.first().map(|it| it.owner.supervisor());
+        let is_in_hand = |slot: u64| {
+            slot != self.slot as u64
+                && segment.tenants.get(slot as usize).is_some_and(|it| it.isolation().is_in_hand())
+        };
+        let others: BTreeSet<i32> = all_entries(segment)
+            .filter(|it| Some(it.owner.supervisor()) == supervisor && it.is_complete())
+            .filter(|it| is_in_hand(it.owner.generation()))
+            .map(|it| it.process)
+            .collect();
+        if others.is_empty() {
+            return false;
+        }
+        let chain =
+            std::iter::once(process).chain(process::ancestors(process).map(|above| above.pid));
+        for process in chain {
+            if others.contains(&process) {
+                return true;
+            }
+            if self.entries.iter().any(|it| it.process == process) {
+                return false;
+            }
+        }
+        false
     }
 
     /// The mask that a thread had, or that whoever bore it had.
@@ -589,8 +645,8 @@ pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
         }
         hooks::fault("restoring");
         log::info!("restoring the CPUs of {:?}", tenant.name.get());
-        if let Some(threads) = restore(segment, slot, mine, known)
-            && end(segment, slot, mine, threads)
+        if let Some(may_appear) = restore(segment, slot, mine, known)
+            && end(segment, slot, mine, may_appear)
         {
             // The holder may wait for it.
             sync::wake_all(&tenant.isolation);
@@ -619,7 +675,8 @@ fn restore_each(segment: &Layout, entries: impl Iterator<Item = Entry>) {
             && process::is_alive(entry.process, entry.start_time)
         {
             let (process, thread) = (entry.process, entry.owner.pid());
-            let masks = Masks { entries: vec![entry], places: reservation.places };
+            let slot = entry.owner.generation() as usize;
+            let masks = Masks { slot, entries: vec![entry], places: reservation.places };
             masks.restore(segment, process, thread);
         }
     }
