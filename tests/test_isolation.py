@@ -400,6 +400,26 @@ def test_the_worker_falls_while_it_restores(scene: Scene, point: str, fault: str
     scene.works(sibling)
 
 
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_the_holder_waits_for_a_worker_that_fell_while_it_restored(
+    scene: Scene, fault: str
+) -> None:
+    """It takes nothing out of the supervisor's hands: another one comes and does it."""
+    holder = scene.actor("holder")
+    child = bear(scene.machine, holder)
+    before = masks(holder.pid, child)
+    scene.arm("supervisor", "restoring", fault)
+    holder.do("hold", max_hold=0.3)
+    wait_until(lambda: scene.has_fallen("supervisor"), "the worker falls")
+    assert holder.do("leave_anyhow")["verdict"] == "revoked"
+    assert masks(holder.pid, child) == before
+    holder.do("hold", timeout=LIMIT)
+    assert all_have([LAST], holder.pid, child)
+    assert holder.do("leave")["verdict"] == "clean"
+    assert masks(holder.pid, child) == before
+    scene.works(holder)
+
+
 # --- everybody else keeps off ---
 
 

@@ -342,7 +342,7 @@ pub struct Reservation {
 /// A thread that was moved to reserved CPUs, and the mask that it had before.
 #[repr(C)]
 pub struct SavedMask {
-    /// Packed [`OwnerWord`]; its pid is the thread, its generation the tenant's slot.
+    /// Packed [`OwnerWord`] of a mask; its pid is the thread.
     pub owner: AtomicU64,
     /// The thread's process, and that one's start time.
     pub process: AtomicU64,
@@ -391,6 +391,7 @@ pub const SIZE: usize = size_of::<Layout>();
 const _: () = {
     assert!(DEVICES <= 64, "a tenant's devices are the bits of one word");
     assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
+    assert!(TENANTS <= 1 << 10, "a saved mask's tenant has 10 bits");
     assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
     assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
     assert!(RESERVATIONS <= 1 << 8, "an isolation's record has 8 bits");
