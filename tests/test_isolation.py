@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,9 @@ def test_a_mask_that_is_chosen_inside_may_be_any(one_reserved: Machine) -> None:
     holder.call("start_helper")
     holder.do("hold")
     holder.call("choose_cpus", cpus=[FIRST])
-    holder.do("leave")
+    report = holder.do("leave")
+    assert report["verdict"] == "unknown"
+    assert "not on the reserved CPUs" in report["reasons"][0]
     after = masks(holder.pid)
     assert after.pop(holder.pid) == [FIRST]
     assert list(after.values()) == [OTHERS]
@@ -497,6 +500,21 @@ def test_a_reservation_that_comes_later_reaches_everybody(machine: Machine) -> N
     assert (inside["isolation"], inside["cpus"]) == ("none", None)
     assert machine.krex("recover", "--purge").returncode == 0
     assert masks(early.pid) == before
+
+
+def test_who_stays_on_another_devices_cpus_is_in_nobodys_way(machine: Machine) -> None:
+    other = machine.actor("--device", "cpu:other", env={SETTING: str(LAST)})
+    holder = machine.actor("--device", "cpu:own", env={SETTING: str(FIRST)})
+    stays = machine.actor()
+    stays.call("choose_cpus", cpus=[LAST])
+    other.quit()
+    wait_until(lambda: holder.do("whole")["verdict"] == "clean")
+    time.sleep(1.2)  # By now it was seen that it stays.
+    assert holder.do("whole")["verdict"] == "clean"
+    again = machine.actor("--device", "cpu:other")
+    report = again.do("whole")
+    assert "no other CPUs" in report["reasons"][0]
+    assert mask(stays.pid) == [LAST]
 
 
 def test_purge_gives_everybody_the_cpus_back(reserving: Machine) -> None:

@@ -28,6 +28,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -57,12 +58,14 @@ pub(crate) struct Isolated {
     client: &'static Client,
     slot: usize,
     word: IsolationWord,
-    pub(crate) cpus: CpuSet,
+    pub(crate) reservation: Reservation,
     /// Whether the calling thread is where it belongs.
     pub(crate) is_moved: bool,
     /// What could not be done.
     pub(crate) problem: Option<String>,
     restored: AtomicBool,
+    /// Where the calling thread was at the end, if not on reserved CPUs.
+    moved_off: OnceLock<CpuSet>,
 }
 
 /// Isolates the holder of `tenure`, if CPUs are reserved for `device`.
@@ -91,10 +94,11 @@ impl Isolated {
             client,
             slot,
             word,
-            cpus: reservation.cpus,
+            reservation: *reservation,
             is_moved: false,
             problem: None,
             restored: AtomicBool::new(false),
+            moved_off: OnceLock::new(),
         });
         // Each of two related tenants says that it isolates, and then looks at the other, so at
         // least one of them sees it (the handshake of `sync.rs`).
@@ -154,7 +158,7 @@ impl Isolated {
             let word = segment.tenants[other].isolation();
             let shares = word.stage() == Isolation::Active
                 && reservation::read(segment, word.record())
-                    .is_some_and(|it| it.cpus.meets(&self.cpus))
+                    .is_some_and(|it| it.cpus.meets(&self.reservation.cpus))
                 && !tenant::descends_from(segment, self.slot, other)
                 && !tenant::descends_from(segment, other, self.slot);
             if shares {
@@ -163,6 +167,12 @@ impl Isolated {
                 self.tenant().crowded.store(self.word.0, Ordering::Release);
             }
         }
+    }
+
+    /// The mask that the calling thread had at the end, if it was not on reserved CPUs any more: it
+    /// chose another, or somebody kept it off at the moment at which it entered.
+    pub(crate) fn moved_off(&self) -> Option<&CpuSet> {
+        self.moved_off.get()
     }
 
     /// Whether another region ran on the same CPUs at the same time.
@@ -187,7 +197,7 @@ impl Isolated {
         };
         let own = (identity.pid, identity.start_time);
         mover.move_thread(own, caller, &places.caller, true).map_err(|error| {
-            format!("the calling thread was not moved to CPUs {}: {error}", self.cpus)
+            format!("the calling thread was not moved to CPUs {}: {error}", self.reservation.cpus)
         })?;
         self.is_moved = true;
         hooks::fault("isolating");
@@ -229,9 +239,10 @@ impl Isolated {
         }
         match reason {
             None => Ok(()),
-            Some(error) => {
-                Err(format!("{left} threads were not moved to CPUs {}: {error}", self.cpus))
-            }
+            Some(error) => Err(format!(
+                "{left} threads were not moved to CPUs {}: {error}",
+                self.reservation.cpus
+            )),
         }
     }
 
@@ -239,7 +250,18 @@ impl Isolated {
     /// revoked, and the supervisor has not been here. One that is at it is waited for.
     pub(crate) fn restore(&self, host: Option<&dyn Host>) {
         // Relaxed: only the thread that entered comes here.
-        if !self.restored.swap(true, Ordering::Relaxed) && self.finish(self.word, host).is_err() {
+        if self.restored.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if self.is_moved
+            && let Ok(mask) = affinity::get(0)
+            && !mask.without(&self.reservation.cpus).is_empty()
+            // Else it was revoked, and the supervisor has moved it.
+            && self.tenant().isolation() == self.word
+        {
+            let _ = self.moved_off.set(mask);
+        }
+        if self.finish(self.word, host).is_err() {
             log::warn!("the supervisor has not given this process its CPUs back yet");
         }
     }
@@ -334,13 +356,10 @@ fn of_settling_relatives(segment: &Layout, slot: usize) -> Vec<Masks> {
         .collect()
 }
 
-/// The reserved CPUs on which the threads of the tenant in `slot` are now.
-pub fn current(segment: &Layout, slot: usize) -> Option<CpuSet> {
+/// The reservation on whose CPUs the threads of the tenant in `slot` are now.
+pub fn current(segment: &Layout, slot: usize) -> Option<Reservation> {
     let word = segment.tenants.get(slot)?.isolation();
-    (word.stage() == Isolation::Active)
-        .then(|| reservation::read(segment, word.record()))
-        .flatten()
-        .map(|it| it.cpus)
+    (word.stage() == Isolation::Active).then(|| reservation::read(segment, word.record())).flatten()
 }
 
 /// Moves threads, after it wrote their masks down.

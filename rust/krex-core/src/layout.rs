@@ -29,8 +29,6 @@ pub const STOPPED: usize = 16_384;
 pub const RESERVATIONS: usize = 64;
 /// Threads that can be on reserved CPUs at one time, on the whole machine.
 pub const MASKS: usize = 4096;
-/// Different masks per tenant that had to do without reserved CPUs.
-pub const NARROWED: usize = 4;
 
 /// The first bytes of the file. These never change, in any version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"krex\x00seg");
@@ -170,10 +168,12 @@ pub struct Tenant {
     pub isolation: AtomicU64,
     /// The [`IsolationWord`] for which another region ran on the same CPUs.
     pub crowded: AtomicU64,
-    /// 1: some of its threads could not be kept off reserved CPUs, having no others.
-    pub on_reserved: AtomicU64,
-    /// The masks that its threads had before they had to do without reserved CPUs.
-    pub narrowed: [SharedCpuSet; NARROWED],
+    /// Reserved CPUs which some of its threads could not be kept off, having no others.
+    pub on_reserved: SharedCpuSet,
+    /// The mask of the first of its threads that had to do without reserved CPUs, from before;
+    /// known when `narrowed` says [`crate::word::SlotState::Live`].
+    pub narrowed: AtomicU64,
+    pub before: SharedCpuSet,
     /// Packed [`Ack`]s, one per device.
     pub acks: [AtomicU64; DEVICES],
 }
