@@ -524,6 +524,11 @@ impl Entry {
     }
 }
 
+/// Whether anything is written down for anybody.
+pub(crate) fn has_entries(segment: &Layout) -> bool {
+    all_entries(segment).next().is_some()
+}
+
 fn all_entries(segment: &Layout) -> impl Iterator<Item = Entry> + '_ {
     let used = segment.masks_mark.used(MASKS);
     (0..used).filter_map(|index| Entry::read(segment, index))

@@ -328,7 +328,7 @@ pub struct Stopped {
     pub start_time: AtomicU64,
 }
 
-/// CPUs that are kept for regions. Once it is complete it never changes.
+/// CPUs that are kept for regions. It does not change as long as a device names it.
 #[repr(C)]
 pub struct Reservation {
     /// A [`crate::word::SlotState`]: complete when live.

@@ -242,6 +242,7 @@ fn close(
     hooks::fault("frozen");
 
     let frozen_at = clock::now();
+    client.allot(index)?;
     let isolated = isolate::isolate(client, index, number, host);
     let isolated_at = if isolated.is_some() { clock::now() } else { frozen_at };
     holding.hold_deadline.store(isolated_at.saturating_add(hold_limit), Ordering::Relaxed);
