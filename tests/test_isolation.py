@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -529,6 +530,20 @@ def test_purge_gives_everybody_the_cpus_back(reserving: Machine) -> None:
     with contextlib.suppress(ActorError):
         holder.do("leave")
     assert all_have(ALL, holder.pid, child)
+
+
+def test_what_is_born_while_krex_is_purged_goes_back(one_reserved: Machine) -> None:
+    machine = one_reserved
+    holder = machine.actor()
+    child = bear(machine, holder)
+    holder.do("hold")
+    assert mask(child) == [LAST]
+    purge = threading.Thread(target=machine.krex, args=("recover", "--purge"))
+    purge.start()
+    wait_until(lambda: mask(child) != [LAST], "the supervisor restores")
+    os.sched_setaffinity(child, [LAST])
+    purge.join()
+    become(ALL, holder.pid, child)
 
 
 # --- the setting ---
