@@ -309,8 +309,14 @@ fn notice_unknown(real: Dlsym, handle: *mut c_void, name: &CStr) {
     }
 }
 
-/// Whether a function that is in no table looks like one that submits.
+/// Whether a function that is in no table looks like one that submits. Those for graphics libraries
+/// have headers of their own, and every runtime asks for them, whoever uses them: seen with every
+/// cudart, CuPy, JAX and torch. They are not gated (decision 010).
 pub fn is_suspicious(name: &str) -> bool {
+    const GRAPHICS: [&str; 4] = ["cuGL", "cuEGL", "cuVDPAU", "cuD3D"];
+    if GRAPHICS.iter().any(|it| name.starts_with(it)) {
+        return false;
+    }
     const SUBMIT: [&str; 11] = [
         "Launch",
         "Memcpy",
