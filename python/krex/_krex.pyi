@@ -15,9 +15,11 @@ __all__ = [
     "Sibling",
     "Submission",
     "__version__",
+    "gpus",
     "group_prefix",
     "planned_reservation",
     "recover",
+    "resolve_device",
     "set_activity",
     "snapshot",
     "time_open_gate",
@@ -30,6 +32,8 @@ TEST_HOOKS: Final[bool]
 
 def set_activity(name: str) -> Literal["idle", "compiling", "warming_up"]: ...
 def snapshot(runtime_dir: str | None = None) -> dict[str, Any]: ...
+def gpus() -> list[tuple[int, str, str]]: ...
+def resolve_device(device: str) -> str: ...
 def group_prefix(runtime_dir: str) -> str: ...
 def planned_reservation(device: str, setting: str | None = None) -> tuple[str, str, bool]: ...
 def recover(purge: bool = False) -> list[str]: ...
@@ -39,7 +43,7 @@ def time_open_gate(passes: int) -> dict[str, float]: ...
 class Critical:
     def __new__(
         cls,
-        device: str | None = None,
+        device: str | int | None = None,
         *,
         timeout: float | None = None,
         max_hold: float = 60.0,
@@ -143,7 +147,7 @@ class Report:
 
 @final
 class Submission:
-    def __new__(cls, device: str | None = None, timeout: float | None = None) -> Self: ...
+    def __new__(cls, device: str | int | None = None, timeout: float | None = None) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self,

@@ -3,6 +3,7 @@
 
 mod convert;
 mod gate;
+mod gpu;
 mod host;
 mod measure;
 mod region;
@@ -16,6 +17,8 @@ mod _krex {
 
     #[pymodule_export]
     use crate::gate::{InFlightCounter, SharedMemoryGate};
+    #[pymodule_export]
+    use crate::gpu::{gpus, resolve_device};
     #[pymodule_export]
     use crate::measure::time_open_gate;
     #[pymodule_export]

@@ -1,10 +1,11 @@
 //! Regions and their reports.
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 
 use krex_core::clock::seconds;
 use krex_core::{region, report};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyList, PyModule, PyTuple};
@@ -94,7 +95,7 @@ impl Critical {
 
     fn __enter__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
         let critical = slf.get();
-        let entered = without_interpreter(py, |host| region::enter(host, &critical.options))?;
+        let entered = without_interpreter(py, |host| region::enter(host, &*critical.resolved()?))?;
         let (epoch, joined) = (entered.epoch(), entered.is_joined());
         let region = Region { epoch, joined, inner: Mutex::new(Some(entered)) };
         lock(&critical.regions).push(Py::new(py, region)?);
@@ -184,13 +185,24 @@ impl Critical {
 
 /// The name of a device; `@critical` without parentheses passes a function here.
 fn device_name(device: &Bound<'_, PyAny>) -> PyResult<String> {
-    device.extract().map_err(|_| {
-        let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
-        PyTypeError::new_err(format!("device is {device:?}; use a string, or None{hint}"))
-    })
+    let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
+    convert::device(device, hint)
 }
 
 impl Critical {
+    /// The options, with the device by its full name.
+    fn resolved(&self) -> krex_core::error::Result<Cow<'_, region::Options>> {
+        let Some(device) = self.options.device.as_deref() else {
+            return Ok(Cow::Borrowed(&self.options));
+        };
+        Ok(match krex_nvml::resolve(device)? {
+            Cow::Borrowed(_) => Cow::Borrowed(&self.options),
+            Cow::Owned(name) => {
+                Cow::Owned(region::Options { device: Some(name), ..self.options.clone() })
+            }
+        })
+    }
+
     fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<Report>>> {
         let Some(region) = lock(&self.regions).pop() else {
             let message = "the region was not entered".to_owned();

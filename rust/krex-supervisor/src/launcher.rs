@@ -43,7 +43,7 @@ impl Host for Native {
 
 /// Runs the command line after `krex run`; returns only if it fails, or for `--help`.
 pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
-    let Some(options) = options::parse(words)? else {
+    let Some(mut options) = options::parse(words)? else {
         return match crate::print(options::HELP) {
             0 => Ok(()),
             status => Err(Exit { status, message: "standard output cannot be written".to_owned() }),
@@ -51,6 +51,9 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
+    for device in &mut options.devices {
+        *device = resolve(device)?;
+    }
     let host = Native { program: own_path()? };
     let directory = runtime_dir().map_err(Exit::failed)?;
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
@@ -88,6 +91,15 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
         return Err(Exit { status: NOT_FOUND, message });
     }
     Err(cannot_start(&options.command[0], &error))
+}
+
+/// The device that the user means. An index is looked up before the command runs, without a time
+/// limit: a driver that hangs is better seen here than in the command.
+fn resolve(device: &str) -> Result<String, Exit> {
+    krex_nvml::resolve(device).map(Into::into).map_err(|error| match error {
+        error::Error::Nvml { .. } => Exit::failed(error),
+        error => Exit::usage(error),
+    })
 }
 
 fn register(
