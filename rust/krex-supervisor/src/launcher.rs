@@ -141,6 +141,9 @@ fn register(
         tenant.devices.store(mask, Ordering::SeqCst);
         tenant.default_device.store(default_device.map_or(0, |it| it as u64 + 1), Ordering::SeqCst);
         tenant.name.set(name.as_bytes());
+        if options.kill_stuck {
+            tenant.on_stuck.store(1, Ordering::SeqCst);
+        }
         if time_limit != 0 {
             tenant.time_limit.store(time_limit, Ordering::SeqCst);
         }
@@ -153,6 +156,7 @@ fn register(
         parent,
         freezer: Choice::from_environment().map_err(Exit::usage)?,
         time_limit,
+        on_stuck: options.kill_stuck,
         attached: false,
     };
     client::register_supervised(segment, identity, host, &registration).map_err(Exit::failed)
