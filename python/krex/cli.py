@@ -1,4 +1,4 @@
-"""The command line: ``krex status``, ``doctor``, ``recover``, ``bench`` and ``krex run``.
+"""The command line: ``krex status``, ``doctor``, ``evict``, ``recover``, ``bench``, ``krex run``.
 
 The native program `krex` is what a user calls; it runs commands itself and hands every other
 subcommand to this module. ``python -m krex`` comes here first and hands `run` to the native
@@ -25,6 +25,7 @@ _SUBCOMMANDS = {
     "run": "run a command so that its regions exclude, and are excluded by, other commands'",
     "status": "show devices, gates, holders, queues and tenants",
     "doctor": "look for what keeps krex from working, and say how to mend it",
+    "evict": "end commands by hand, such as those whose work on a GPU never ends",
     "recover": "repair by hand what killed processes left behind, and say what was done",
     "bench": "compare timings of commands that share the machine with timings of those alone",
 }
@@ -156,6 +157,15 @@ def _parser(subcommand: str) -> ArgumentParser:
     add("recover", _recover).add_argument(
         "--purge", action="store_true", help="also remove the runtime directory's contents"
     )
+    evict = add("evict", _evict)
+    evict.add_argument(
+        "who", nargs="?", metavar="NAME|PID", help="a command's name or process id, as in `status`"
+    )
+    evict.add_argument(
+        "--on-stuck",
+        action="store_true",
+        help="only if it is stuck; without NAME|PID: all that are stuck",
+    )
     bench = add("bench", _bench)
     if subcommand == "bench":
         from krex.bench import options
@@ -184,6 +194,14 @@ def _recover(arguments: Namespace) -> int:
     done = _krex.recover(purge=arguments.purge)
     print("\n".join(one_line(line) for line in done) if done else "nothing to recover")
     return 0
+
+
+def _evict(arguments: Namespace) -> int:
+    from krex import evict
+
+    if arguments.who is None and not arguments.on_stuck:
+        raise _UsageError("say whom: a name or process id from `krex status`, or --on-stuck")
+    return evict.run(arguments.who, only_stuck=arguments.on_stuck)
 
 
 def _bench(arguments: Namespace) -> int:

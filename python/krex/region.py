@@ -50,8 +50,10 @@ class critical(Critical):  # noqa: N801 - it is used like a function
     the holder's region. Do not await other tasks inside: all tasks of a thread share its region.
 
     Args:
-        device: ``"cpu"``, or ``"cpu:NAME"`` for a group of commands of its own. None: what
-            ``krex run --device`` said, else ``"cpu"``.
+        device: ``"cpu"``, or ``"cpu:NAME"`` for a group of commands of its own; or a GPU: its
+            index as nvidia-smi counts (``0`` or ``"0"``, whatever CUDA_VISIBLE_DEVICES says), its
+            UUID, or as much of that as no other has. None: what ``krex run --device`` said, else
+            the GPU on which this process has a context, else ``"cpu"``.
         timeout: longest wait for the turn, in seconds. None: no limit. What siblings have in
             flight when the turn comes is bounded by `drain_timeout` instead.
         max_hold: longest time inside, in seconds; past it the region is revoked.
@@ -70,6 +72,8 @@ class critical(Critical):  # noqa: N801 - it is used like a function
             `max_hold`, or stalled while others waited). The block's own exception comes first.
         RegionError: for a region on another device inside a region.
         UnknownDevice: at entry. It is a ValueError.
+        KrexError: at entry, if it takes NVIDIA's management library to tell which GPU is meant,
+            and that is not there or fails.
         ValueError: for times that are not positive and finite, a priority out of range, or a
             `KREX_RESERVED_CPUS` that cannot be used or differs from that of other commands.
         SegmentError: if nobody could be excluded, since the shared segment cannot be used.

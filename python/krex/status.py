@@ -13,12 +13,28 @@ Snapshot = Mapping[str, Any]
 def take(runtime_dir: str | None = None) -> dict[str, Any]:
     """Return a snapshot of a runtime directory's segment (None: the environment's).
 
+    GPUs have nvidia-smi's `index` and what they are called, `product`, if NVML tells in time.
+
     Raises:
         krex.SegmentError: the segment cannot be read; the message has the remedy.
     """
     from krex import _krex
 
-    return _krex.snapshot(runtime_dir)
+    snapshot = _krex.snapshot(runtime_dir)
+    for device in snapshot["devices"]:
+        device.update(index=None, product=None)
+    if any(_is_gpu(device) for device in snapshot["devices"]):
+        from krex import nvml
+
+        listed = nvml.gpus()
+        for device in snapshot["devices"]:
+            index, product = listed.get(device["name"], (None, None))
+            device.update(index=index, product=product)
+    return snapshot
+
+
+def _is_gpu(device: Snapshot) -> bool:
+    return str(device["name"]).startswith(("GPU-", "MIG-"))
 
 
 def as_json(snapshot: Snapshot) -> str:
@@ -55,7 +71,7 @@ def _headline(snapshot: Snapshot) -> str:
     return line
 
 
-def _devices(devices: Iterable[Snapshot], width: int | None) -> list[str]:
+def _devices(devices: Sequence[Snapshot], width: int | None) -> list[str]:
     rows = [
         [
             _cell(device.get("name")),
@@ -70,7 +86,10 @@ def _devices(devices: Iterable[Snapshot], width: int | None) -> list[str]:
         for device in devices
     ]
     head = ["DEVICE", "GATE", "EPOCH", "HOLDER", "LABEL", "HELD", "CPUS", "QUEUE"]
-    return table(head, rows, width)
+    lines = table(head, rows, width)
+    known = [it for it in devices if it.get("index") is not None]
+    lines += [f"{_cell(it['name'])} is GPU {it['index']}, {_cell(it['product'])}" for it in known]
+    return lines
 
 
 def _tenants(tenants: Iterable[Snapshot], width: int | None) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -33,7 +33,11 @@ agree with each other. docs/method.md says how it is measured."""
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``krex bench``, and ``krex bench gate``."""
     parser.description = _DESCRIPTION
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cpu:NAME")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu (default), cpu:NAME, or a GPU by nvidia-smi's index or its UUID",
+    )
     parser.add_argument(
         "--policies",
         default=",".join(POLICIES),
@@ -175,8 +179,7 @@ def settings_from(arguments: Namespace) -> Settings:
     from krex.bench.commands import built_in_commands, read_commands
 
     policies = parse_policies(arguments.policies)
-    if not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
-        raise BenchUsageError(f"unknown device {arguments.device!r}; there are cpu and cpu:NAME")
+    device = _device(arguments.device)
     for name, most in (("width", 1000), ("rounds", 1000), ("threads", 1000)):
         _between(f"--{name}", getattr(arguments, name), 1, most)
     if not 0 < arguments.timeout <= _LONGEST_TIMEOUT_S:  # NaN is not either
@@ -196,7 +199,7 @@ def settings_from(arguments: Namespace) -> Settings:
     return Settings(
         commands=tuple(commands),
         policies=policies,
-        device=arguments.device,
+        device=device,
         width=arguments.width,
         count=count,
         rounds=arguments.rounds,
@@ -219,6 +222,24 @@ def _check_reservation(environment: Mapping[str, str], cpus: Collection[int]) ->
             f"{RESERVED_VARIABLE} has to be some of the CPUs that all commands share (--cpus): "
             f"{error}"
         ) from None
+
+
+def _device(text: str) -> str:
+    """Return krex's name for a device, and say which GPU an index means."""
+    from krex import _krex
+    from krex.errors import UnknownDevice
+
+    try:
+        device = _krex.resolve_device(text)
+    except UnknownDevice as error:
+        raise BenchUsageError(str(error)) from error
+    if device != text:
+        from krex.nvml import gpus
+
+        index, name = gpus().get(device, (None, None))
+        which = "" if index is None else f" (GPU {index}, {one_line(str(name))})"
+        print(f"device {text} is {device}{which}", file=sys.stderr, flush=True)
+    return device
 
 
 def _between(option: str, value: int, least: int, most: int) -> None:

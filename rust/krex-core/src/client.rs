@@ -423,7 +423,7 @@ impl Client {
             submitter.start_time.store(self.identity.start_time, Ordering::Relaxed);
             submitter.tenant.store(Reference::pack(Some(self.reference())), Ordering::Relaxed);
             submitter.device.store(device as u64, Ordering::Relaxed);
-            submitter.stuck_at.store(0, Ordering::Relaxed);
+            submitter.forget_stuck();
             submitter.waiting_threads.store(0, Ordering::Relaxed);
             submitter.coverage.store(0, Ordering::Relaxed);
             submitter.device_waits.store(0, Ordering::Relaxed);
@@ -637,6 +637,7 @@ fn register(
         parent,
         freezer: Choice::from_environment()?,
         time_limit: 0,
+        on_stuck: false,
         attached: parent.is_none(),
     };
     register_supervised(segment, identity, host, &registration)

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::client::{Client, SLICE};
+use crate::clock;
 use crate::layout::{Layout, Submitter};
 use crate::process;
 use crate::supervision;
@@ -67,6 +68,16 @@ impl DrainWords {
         DrainAnswer::unpack(self.answer.load(Ordering::Acquire)).filter(|it| it.tenure == tenure)
     }
 
+    /// The tenure of the last answer; zero: there was none.
+    fn answered(&self) -> u64 {
+        DrainAnswer::unpack(self.answer.load(Ordering::Acquire)).map_or(0, |it| it.tenure)
+    }
+
+    /// The tenure for which a drain was asked that is not answered; zero: there is none.
+    fn owed(&self) -> u64 {
+        if self.is_pending() { self.request.load(Ordering::Acquire) } else { 0 }
+    }
+
     /// Whether a drain was asked for and is not answered.
     pub fn is_pending(&self) -> bool {
         let asked = self.request.load(Ordering::Acquire);
@@ -115,6 +126,45 @@ pub struct OwnWork {
     pub failed: bool,
 }
 
+/// A kernel that never ends: who waited for it in vain notes it, and nobody waits again.
+impl Submitter {
+    /// A drain for `tenure` gave it up.
+    pub fn give_up(&self, tenure: u64) {
+        let is_new = !self.is_stuck();
+        self.stuck_owing.store(self.drain.owed(), Ordering::Relaxed);
+        self.stuck_at.store(self.progress() + 1, Ordering::Relaxed);
+        if is_new {
+            self.stuck_tenure.store(tenure, Ordering::Relaxed);
+            // Release: who sees when it began sees the rest.
+            self.stuck_since.store(clock::now(), Ordering::Release);
+        }
+    }
+
+    /// Whether a drain gave it up, and it has not come on since: given the answer that it owed
+    /// (one that submits on other streams meanwhile owes it still), or else completed anything.
+    pub fn is_stuck(&self) -> bool {
+        let owing = self.stuck_owing.load(Ordering::Relaxed);
+        self.stuck_since.load(Ordering::Acquire) != 0
+            && match owing {
+                0 => self.stuck_at.load(Ordering::Relaxed) == self.progress() + 1,
+                owing => self.drain.answered() < owing,
+            }
+    }
+
+    /// For how long it has been stuck, in nanoseconds.
+    pub fn stuck_for(&self) -> Option<u64> {
+        let since = self.stuck_since.load(Ordering::Acquire);
+        self.is_stuck().then(|| clock::now().saturating_sub(since))
+    }
+
+    /// It was drained, or has a new owner.
+    pub fn forget_stuck(&self) {
+        for word in [&self.stuck_since, &self.stuck_at, &self.stuck_tenure, &self.stuck_owing] {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The submitter slots of `holder` and its descendants, on `device`.
 pub fn family(segment: &Layout, device: usize, holder: usize) -> impl Iterator<Item = &Submitter> {
     segment.live_submitters.iter().map(|slot| &segment.submitters[slot]).filter(move |it| {
@@ -157,6 +207,8 @@ pub fn await_own(client: &Client, device: usize, tenure: u64) -> OwnWork {
             let word = client.gate(device).load();
             if word.is_open() || word.tenure() != tenure || segment.is_retired() {
                 work.incomplete = true;
+                // Those that come next look once.
+                submitter.give_up(tenure);
                 break;
             }
             if submitter.owner() != owner {

@@ -15,9 +15,17 @@ pub enum Error {
     Invalid(String),
 
     #[error(
-        "unknown device {0:?}. Use `cpu`, or `cpu:NAME` (1 to 59 of a-z A-Z 0-9 . _ -) for a group of commands of its own, or a GPU's UUID as `nvidia-smi -L` prints it, with its prefix `GPU-` or `MIG-`"
+        "unknown device {0:?}. Use `cpu`, or `cpu:NAME` (1 to 59 of a-z A-Z 0-9 . _ -) for a group of commands of its own, or a GPU's index or UUID as `nvidia-smi -L` prints them, the latter with its prefix `GPU-` or `MIG-`"
     )]
     UnknownDevice(String),
+
+    /// A GPU's index, or the beginning of a UUID, that means none, or several.
+    #[error("device {device:?}: {problem}")]
+    NoSuchGpu { device: String, problem: String },
+
+    /// NVIDIA's management library cannot tell which GPU is meant.
+    #[error("device {device:?}: {problem}. {remedy}")]
+    Nvml { device: String, problem: String, remedy: String },
 
     /// A fixed table of the segment is full.
     #[error("all {capacity} {what} slots are in use. End some, or run `krex recover`")]

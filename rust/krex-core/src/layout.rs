@@ -18,7 +18,7 @@ use crate::text::SharedText;
 use crate::word::{Ack, GateWord, IsolationWord, OwnerWord, Reference, Revocation};
 
 /// The number of this layout: two krex versions work together if theirs are equal.
-pub const LAYOUT: u32 = 3;
+pub const LAYOUT: u32 = 4;
 
 pub const DEVICES: usize = 64;
 pub const TENANTS: usize = 1024;
@@ -154,6 +154,10 @@ pub struct Tenant {
     pub preloaded: AtomicU64,
     /// Limit of `--timeout` in nanoseconds; zero: none.
     pub time_limit: AtomicU64,
+    /// 1: `--on-stuck=kill`; it is ended when a drain gives it up.
+    pub on_stuck: AtomicU64,
+    /// 1: its supervisor is to end it (`evict.rs`).
+    pub evicted: AtomicU64,
     /// Nanoseconds spent frozen; since when it is frozen now (zero: it is not).
     pub frozen_total: AtomicU64,
     pub frozen_since: AtomicU64,
@@ -289,6 +293,11 @@ pub struct Submitter {
     /// [`Submitter::progress`] plus one when a drain gave it up; later holders look only once,
     /// as long as it has completed no more.
     pub stuck_at: AtomicU64,
+    /// When that was, in nanoseconds, and for which tenure; zero: never since it was last drained.
+    pub stuck_since: AtomicU64,
+    pub stuck_tenure: AtomicU64,
+    /// The tenure for which its helper owed an answer then; zero: it owed none.
+    pub stuck_owing: AtomicU64,
     /// Bits of [`crate::drain::coverage`].
     pub coverage: AtomicU64,
     /// Threads that wait for the device inside of the driver.

@@ -31,6 +31,8 @@ pub mod drain;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
+pub mod evict;
+#[cfg(not(loom))]
 #[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]
@@ -61,6 +63,8 @@ pub mod reservation;
 pub mod segment;
 #[cfg(not(loom))]
 pub mod siblings;
+#[cfg(not(loom))]
+pub mod strangers;
 #[cfg(not(loom))]
 pub mod supervision;
 #[cfg(not(loom))]

@@ -13,6 +13,7 @@ use crate::budget;
 use crate::claim::{Claimed, Tenure, claim};
 use crate::client::{Client, Host, SLICE, ThreadLock, Waiting};
 use crate::clock::{self, Deadline};
+use crate::device;
 use crate::drain::{self, OwnWork};
 use crate::error::{Error, Result};
 use crate::hand_over;
@@ -121,6 +122,22 @@ pub fn enter(host: &dyn Host, options: &Options) -> Result<Region> {
             Err(error) => return Err(error),
         }
     }
+}
+
+/// The GPU that a region with `options` is about, if it may be looked at now: nobody is in a region
+/// on it, this process included. A look from outside takes the driver's locks.
+///
+/// # Errors
+/// As [`enter`], before anything is held.
+pub fn gpu_at_rest(host: &dyn Host, options: &Options) -> Result<Option<String>> {
+    let client = Client::attach(host)?;
+    let device = client.device(options.device.as_deref())?;
+    let name = client.device_name(device);
+    Ok((device::is_gpu(&name) && is_at_rest(client, device)).then_some(name))
+}
+
+fn is_at_rest(client: &Client, device: usize) -> bool {
+    !matches!(client.gate(device).load().phase(), Phase::Held | Phase::Leaving)
 }
 
 /// A region within a region of the same thread.
@@ -387,6 +404,13 @@ impl Region {
 
     pub fn device(&self) -> String {
         self.client.device_name(self.device)
+    }
+
+    /// The GPU that it was about, if that may be looked at now, after its end: see [`gpu_at_rest`].
+    pub fn gpu_at_rest(&self) -> Option<String> {
+        let name = self.device();
+        let may = !self.joined && device::is_gpu(&name) && is_at_rest(self.client, self.device);
+        may.then_some(name)
     }
 
     pub fn epoch(&self) -> u64 {

@@ -10,22 +10,46 @@ use crate::reservation::Reservation;
 use crate::siblings::{Outcome, Problem, Sibling};
 use crate::tenant;
 
-/// What krex can vouch for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What krex can vouch for. The order is that of severity: of several, the last is the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
+    /// Nothing is known to have disturbed it.
     Clean,
-    Contended,
-    Revoked,
+    /// It could not be told.
     Unknown,
+    /// The GPU had slowed its clocks down.
+    Throttled,
+    /// A process that krex does not know was on the GPU.
+    Foreign,
+    /// A tenant disturbed it.
+    Contended,
+    /// The region was taken away.
+    Revoked,
 }
 
 impl Verdict {
+    pub const ALL: [Self; 6] = [
+        Self::Clean,
+        Self::Unknown,
+        Self::Throttled,
+        Self::Foreign,
+        Self::Contended,
+        Self::Revoked,
+    ];
+
+    /// The verdict with this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|it| it.name() == name)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Clean => "clean",
+            Self::Unknown => "unknown",
+            Self::Throttled => "throttled",
+            Self::Foreign => "foreign",
             Self::Contended => "contended",
             Self::Revoked => "revoked",
-            Self::Unknown => "unknown",
         }
     }
 }
@@ -58,6 +82,14 @@ pub struct Report {
     pub siblings: Vec<Outcome>,
     pub verdict: Verdict,
     pub reasons: Vec<String>,
+}
+
+impl Report {
+    /// Adds what was found out elsewhere. The worst verdict stands, with all reasons.
+    pub fn add(&mut self, verdict: Verdict, reason: String) {
+        self.verdict = self.verdict.max(verdict);
+        self.reasons.push(reason);
+    }
 }
 
 impl Region {
@@ -120,16 +152,12 @@ impl Region {
             });
         }
         let mut reasons: Vec<String> = problems.iter().map(|it| it.text.clone()).collect();
-        let verdict = if revoked {
+        let judged = |it: &Problem| if it.certain { Verdict::Contended } else { Verdict::Unknown };
+        let mut verdict = problems.iter().map(judged).max().unwrap_or(Verdict::Clean);
+        if revoked {
             reasons.insert(0, self.revocation().to_string());
-            Verdict::Revoked
-        } else if problems.iter().any(|it| it.certain) {
-            Verdict::Contended
-        } else if problems.is_empty() {
-            Verdict::Clean
-        } else {
-            Verdict::Unknown
-        };
+            verdict = Verdict::Revoked;
+        }
         let tenant = self.client.tenant();
         let excluded = tenant.time_excluded(clock::now());
         let reported = self.client.excluded_reported.swap(excluded, Ordering::AcqRel);
@@ -227,5 +255,19 @@ impl Region {
             text: format!("{name} ran beside the region before it attached"),
         };
         names.into_iter().map(problem).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_order_of_verdicts() {
+        for verdict in Verdict::ALL {
+            assert_eq!(Verdict::named(verdict.name()), Some(verdict));
+        }
+        assert!(Verdict::ALL.is_sorted());
+        assert!(Verdict::Contended > Verdict::Foreign && Verdict::Unknown < Verdict::Throttled);
     }
 }

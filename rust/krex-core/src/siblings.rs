@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use crate::clock;
 use crate::device;
 use crate::drain::coverage;
 use crate::layout::Layout;
@@ -32,6 +33,8 @@ pub struct Outcome {
     pub in_flight: u64,
     /// Its interposer met a function that it doesn't know.
     pub incomplete: bool,
+    /// An earlier region gave it up already: for how long, and its process id.
+    pub stuck: Option<(u64, i32)>,
     /// It uses a GPU, for all that is known, and no interposer tells what it does there.
     pub unseen: bool,
     pub problems: Vec<Problem>,
@@ -141,12 +144,16 @@ impl Sibling {
         let mut submissions = 0;
         let mut in_flight = 0;
         let mut incomplete = false;
+        let mut stuck = None;
         for slot in self.submitters(segment, device) {
             let submitter = &segment.submitters[slot];
             let before = self.completed.get(&slot).copied().unwrap_or(0);
             submissions += submitter.progress().saturating_sub(before);
             in_flight += submitter.in_flight();
             incomplete |= submitter.covers(coverage::INCOMPLETE);
+            if submitter.stuck_tenure.load(std::sync::atomic::Ordering::Relaxed) < tenure {
+                stuck = stuck.or(submitter.stuck_for().map(|it| (it, submitter.owner().pid())));
+            }
         }
         let ack = self.ack(segment, device, tenure);
         let ended = self.has_ended(segment);
@@ -157,6 +164,7 @@ impl Sibling {
             submissions,
             in_flight,
             incomplete,
+            stuck,
             unseen: self.unseen(segment, device),
             problems: Vec::new(),
         };
@@ -196,11 +204,16 @@ impl Sibling {
             return problems;
         }
         if ack.drained == Drained::TimedOut {
-            let what = match outcome.in_flight {
-                0 => "work of it was still running".to_owned(),
-                count => format!("{count} in flight"),
+            let text = match (outcome.stuck, outcome.in_flight) {
+                (Some((since, pid)), _) => format!(
+                    "stuck: what process {pid} submitted still runs, {:.1} s after a region gave \
+                     up waiting for it (`krex evict {pid}` ends it)",
+                    clock::seconds(since)
+                ),
+                (None, 0) => "work of it was still running after drain_timeout".to_owned(),
+                (None, count) => format!("{count} in flight after drain_timeout"),
             };
-            add(true, format!("{name} was not drained: {what} after drain_timeout"));
+            add(true, format!("{name} was not drained: {text}"));
         }
         if ack.frozen == Frozen::No {
             let why = match ack.obstacle {

@@ -30,6 +30,8 @@ pub struct Registration {
     pub freezer: Choice,
     /// Nanoseconds; zero: no limit.
     pub time_limit: u64,
+    /// End it when work of it never ends.
+    pub on_stuck: bool,
     /// It runs already, instead of being about to start.
     pub attached: bool,
 }
@@ -124,6 +126,11 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.registered_at, clock::now());
     set(&tenant.attached, registration.attached.into());
     set(&tenant.time_limit, registration.time_limit);
+    set(&tenant.evicted, 0);
+    // What splits off is part of the command that was started with it.
+    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].on_stuck);
+    let inherited = of_parent.map_or(0, |it| it.load(Ordering::Relaxed));
+    set(&tenant.on_stuck, u64::from(registration.on_stuck) | inherited);
     // What splits off was started like the rest.
     let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
     set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use krex_core::error::Error;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 /// The Python exception for an error of the core; its class is in `krex.errors`.
 pub fn error(py: Python<'_>, error: Error) -> PyErr {
@@ -14,7 +15,7 @@ pub fn error(py: Python<'_>, error: Error) -> PyErr {
             let number = source.raw_os_error();
             return PyOSError::new_err((number, error.to_string()));
         }
-        Error::UnknownDevice(_) => "UnknownDevice",
+        Error::UnknownDevice(_) | Error::NoSuchGpu { .. } => "UnknownDevice",
         Error::Segment { .. } => "SegmentError",
         Error::Timeout { .. } => "RegionTimeout",
         Error::Revoked { .. } => "RegionRevoked",
@@ -46,4 +47,20 @@ pub fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
 /// The same, where `None` means "no limit".
 pub fn optional_duration(name: &str, seconds: Option<f64>) -> PyResult<Option<Duration>> {
     seconds.map(|seconds| duration(name, seconds)).transpose()
+}
+
+/// What a user calls a device: a string, or a GPU's index as a number. `hint` says more to
+/// somebody who wrote something else.
+pub fn device(device: &Bound<'_, PyAny>, hint: &str) -> PyResult<String> {
+    // A bool is an int to Python, but no index.
+    if let Ok(index) = device.extract::<u32>()
+        && !device.is_instance_of::<PyBool>()
+    {
+        return Ok(index.to_string());
+    }
+    device.extract().map_err(|_| {
+        PyTypeError::new_err(format!(
+            "device is {device:?}; use a string, a GPU's index, or None{hint}"
+        ))
+    })
 }

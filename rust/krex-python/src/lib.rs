@@ -3,7 +3,9 @@
 
 mod convert;
 mod gate;
+mod gpu;
 mod host;
+mod look;
 mod measure;
 mod region;
 mod snapshot;
@@ -17,11 +19,15 @@ mod _krex {
     #[pymodule_export]
     use crate::gate::{InFlightCounter, SharedMemoryGate};
     #[pymodule_export]
+    use crate::gpu::{gpus, resolve_device};
+    #[pymodule_export]
+    use crate::look::strangers;
+    #[pymodule_export]
     use crate::measure::time_open_gate;
     #[pymodule_export]
     use crate::region::{Critical, Region, Report, Sibling};
     #[pymodule_export]
-    use crate::snapshot::{group_prefix, planned_reservation, recover, snapshot};
+    use crate::snapshot::{evict, group_prefix, planned_reservation, recover, snapshot};
     #[pymodule_export]
     use crate::submission::{Submission, set_activity};
 

@@ -1,16 +1,18 @@
 //! Regions and their reports.
 
+use std::borrow::Cow;
 use std::sync::Mutex;
 
 use krex_core::clock::seconds;
 use krex_core::{region, report};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyAny, PyDict, PyList, PyModule, PyTuple};
 
 use crate::convert;
 use crate::host::{Interpreter, without_interpreter};
+use crate::look;
 
 /// A region that was entered.
 #[pyclass(frozen, module = "krex._krex")]
@@ -27,13 +29,20 @@ impl Region {
     /// Leaves the region. `None` if it was left before, or belongs to the process that forked
     /// this one.
     fn leave(&self, py: Python<'_>) -> Option<Report> {
-        let region = self.take()?;
-        let report = py.detach(|| region.leave(&Interpreter::default()));
-        Some(Report::new(py, report))
+        Some(Report::new(py, self.end(py)?.0, look::Findings::default()))
     }
 }
 
 impl Region {
+    /// Leaves it. Also returns whether the GPU that it was about may be looked at.
+    fn end(&self, py: Python<'_>) -> Option<(report::Report, bool)> {
+        let region = self.take()?;
+        Some(py.detach(|| {
+            let report = region.leave(&Interpreter::default());
+            (report, region.gpu_at_rest().is_some())
+        }))
+    }
+
     fn take(&self) -> Option<region::Region> {
         lock(&self.inner).take().filter(|region| !region.is_inherited())
     }
@@ -61,7 +70,7 @@ pub struct Critical {
     timeout: Option<f64>,
     max_hold: f64,
     drain_timeout: f64,
-    regions: Mutex<Vec<Py<Region>>>,
+    regions: Mutex<Vec<(Py<Region>, Option<Py<PyAny>>)>>,
     report: Mutex<Option<Py<Report>>>,
 }
 
@@ -94,10 +103,12 @@ impl Critical {
 
     fn __enter__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
         let critical = slf.get();
-        let entered = without_interpreter(py, |host| region::enter(host, &critical.options))?;
+        let options = critical.resolved(py)?;
+        let before = look::before(py, &options)?;
+        let entered = without_interpreter(py, |host| region::enter(host, &options))?;
         let (epoch, joined) = (entered.epoch(), entered.is_joined());
         let region = Region { epoch, joined, inner: Mutex::new(Some(entered)) };
-        lock(&critical.regions).push(Py::new(py, region)?);
+        lock(&critical.regions).push((Py::new(py, region)?, before));
         if let Err(error) = call_all(py, "_entered_callbacks", slf.as_any()) {
             critical.leave(py)?;
             return Err(error);
@@ -134,7 +145,7 @@ impl Critical {
 
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        let inside = lock(&self.regions).last().map(|region| region.get().epoch);
+        let inside = lock(&self.regions).last().map(|(region, _)| region.get().epoch);
         match inside {
             Some(epoch) => Ok(epoch),
             None => Ok(self.report(py)?.get().epoch),
@@ -144,7 +155,7 @@ impl Critical {
     /// Whether the region that this is in runs within one that was held before.
     #[getter]
     fn joined(&self, py: Python<'_>) -> PyResult<bool> {
-        let inside = lock(&self.regions).last().map(|region| region.get().joined);
+        let inside = lock(&self.regions).last().map(|(region, _)| region.get().joined);
         match inside {
             Some(joined) => Ok(joined),
             None => Ok(self.report(py)?.get().joined),
@@ -184,22 +195,38 @@ impl Critical {
 
 /// The name of a device; `@critical` without parentheses passes a function here.
 fn device_name(device: &Bound<'_, PyAny>) -> PyResult<String> {
-    device.extract().map_err(|_| {
-        let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
-        PyTypeError::new_err(format!("device is {device:?}; use a string, or None{hint}"))
-    })
+    let hint = if device.is_callable() { "; write `@critical()` to decorate" } else { "" };
+    convert::device(device, hint)
 }
 
 impl Critical {
+    /// The options, with the device by its full name.
+    fn resolved(&self, py: Python<'_>) -> PyResult<Cow<'_, region::Options>> {
+        let Some(device) = self.options.device.as_deref() else {
+            return Ok(Cow::Borrowed(&self.options));
+        };
+        Ok(match without_interpreter(py, |_| krex_nvml::resolve(device))? {
+            Cow::Borrowed(_) => Cow::Borrowed(&self.options),
+            Cow::Owned(name) => {
+                Cow::Owned(region::Options { device: Some(name), ..self.options.clone() })
+            }
+        })
+    }
+
     fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<Report>>> {
-        let Some(region) = lock(&self.regions).pop() else {
+        let Some((region, before)) = lock(&self.regions).pop() else {
             let message = "the region was not entered".to_owned();
             return Err(convert::new(py, "RegionError", message));
         };
-        let Some(report) = region.get().leave(py) else { return Ok(None) };
-        let report = Py::new(py, report)?;
+        let Some((mut report, at_rest)) = region.get().end(py) else { return Ok(None) };
+        let looked = look::after(py, &mut report, at_rest, before);
+        let (findings, interrupted) = match looked {
+            Ok(findings) => (findings, None),
+            Err(error) => (look::Findings::default(), Some(error)),
+        };
+        let report = Py::new(py, Report::new(py, report, findings))?;
         *lock(&self.report) = Some(report.clone_ref(py));
-        Ok(Some(report))
+        interrupted.map_or(Ok(Some(report)), Err)
     }
 }
 
@@ -267,13 +294,15 @@ pub struct Report {
     pending_at_exit_s: f64,
     submissions: u64,
     streams: u64,
+    gpu: Option<String>,
+    clocks: Option<Py<PyAny>>,
     siblings: Py<PyTuple>,
     verdict: &'static str,
     reasons: Py<PyTuple>,
 }
 
 impl Report {
-    fn new(py: Python<'_>, report: report::Report) -> Self {
+    fn new(py: Python<'_>, report: report::Report, findings: look::Findings) -> Self {
         let siblings = report.siblings.into_iter().map(|it| Sibling {
             name: it.name,
             drained: it.drained.name(),
@@ -300,6 +329,8 @@ impl Report {
             pending_at_exit_s: seconds(report.pending_at_exit),
             submissions: report.submissions,
             streams: report.streams,
+            gpu: findings.gpu,
+            clocks: findings.clocks,
             siblings: PyTuple::new(py, siblings).map_or_else(|_| empty(), Bound::unbind),
             verdict: report.verdict.name(),
             reasons: PyTuple::new(py, report.reasons).map_or_else(|_| empty(), Bound::unbind),
@@ -329,6 +360,8 @@ impl Report {
         dict.set_item("pending_at_exit_s", self.pending_at_exit_s)?;
         dict.set_item("submissions", self.submissions)?;
         dict.set_item("streams", self.streams)?;
+        dict.set_item("gpu", &self.gpu)?;
+        dict.set_item("clocks", &self.clocks)?;
         let siblings: Vec<Bound<'py, PyDict>> = self
             .siblings
             .bind(py)

@@ -95,10 +95,13 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         });
         let frozen_since = it.frozen_since.load(Ordering::Acquire);
         let is_frozen = frozen_since != 0;
-        let state = match (holds, is_frozen) {
-            (true, _) => "in_critical_region",
-            (false, true) => "frozen",
-            (false, false) => activity,
+        let reference = Reference { slot, generation: owner.generation() };
+        let is_stuck = krex_core::evict::is_stuck(segment, reference);
+        let state = match (holds, is_stuck, is_frozen) {
+            (true, _, _) => "in_critical_region",
+            (false, true, _) => "stuck",
+            (false, false, true) => "frozen",
+            (false, false, false) => activity,
         };
         let shared = in_use(segment).filter(|index| it.shares(*index));
         let parent = it.parent().and_then(|parent| tenant::resolve(segment, parent));
@@ -120,7 +123,8 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         dict.set_item("age_s", seconds(age))?;
         dict.set_item("parent", parent.map(|it| it.name.get()))?;
         dict.set_item("supervisor", owner.supervisor())?;
-        let reference = Reference { slot, generation: owner.generation() };
+        dict.set_item("stuck", is_stuck)?;
+        dict.set_item("evicted", it.evicted.load(Ordering::Acquire) != 0)?;
         dict.set_item("submitters", submitters(py, segment, reference)?)?;
         list.push(dict);
     }
@@ -143,6 +147,7 @@ fn submitters<'py>(
         dict.set_item("submissions", it.flight().counts().completed)?;
         dict.set_item("births", it.births().counts().completed)?;
         dict.set_item("in_flight", it.in_flight())?;
+        dict.set_item("stuck_s", it.stuck_for().map(seconds))?;
         dict.set_item("drains", it.covers(coverage::DRAINS))?;
         dict.set_item("fully_gated", !it.covers(coverage::INCOMPLETE))?;
         list.push(dict);
@@ -198,4 +203,15 @@ pub fn recover(py: Python<'_>, purge: bool) -> PyResult<Vec<String>> {
         let directory = runtime_dir()?;
         if purge { repair::purge(&directory) } else { repair::recover(&directory, host) }
     })
+}
+
+/// Has tenants ended by their supervisor: SIGTERM, and SIGKILL some seconds later. Returns the
+/// names and process ids of those, without waiting for their end.
+#[pyfunction]
+#[pyo3(signature = (who=None, only_stuck=false))]
+pub fn evict(py: Python<'_>, who: Option<&str>, only_stuck: bool) -> PyResult<Vec<(String, i32)>> {
+    let evicted = without_interpreter(py, |host| {
+        krex_core::evict::evict(&runtime_dir()?, host, who, only_stuck)
+    })?;
+    Ok(evicted.into_iter().map(|it| (it.name, it.pid)).collect())
 }

@@ -29,9 +29,9 @@ pub struct Submission {
 impl Submission {
     #[new]
     #[pyo3(signature = (device=None, timeout=None))]
-    fn new(device: Option<String>, timeout: Option<f64>) -> PyResult<Self> {
+    fn new(device: Option<Bound<'_, PyAny>>, timeout: Option<f64>) -> PyResult<Self> {
         Ok(Self {
-            device,
+            device: device.map(|it| convert::device(&it, "")).transpose()?,
             timeout: convert::optional_duration("timeout", timeout)?,
             section: AtomicUsize::new(UNKNOWN),
             client: AtomicUsize::new(0),
@@ -73,8 +73,10 @@ impl Submission {
         let address = std::ptr::from_ref(client).addr();
         // Relaxed: both are only ever set together by threads that hold the same client.
         if self.client.load(Ordering::Relaxed) != address {
-            let section = client.device(self.device.as_deref());
-            let section = section.map_err(|error| convert::error(py, error))?;
+            let section = without_interpreter(py, |_| {
+                let device = self.device.as_deref().map(krex_nvml::resolve).transpose()?;
+                client.device(device.as_deref())
+            })?;
             client.share(section);
             self.section.store(section, Ordering::Relaxed);
             self.client.store(address, Ordering::Relaxed);

@@ -64,7 +64,7 @@ pub struct Charge<'a> {
     pub kept_off: u64,
     /// Which isolation is being settled, since when, and when it is looked at again.
     pub settling: (IsolationWord, u64, u64),
-    /// When its time limit ended it.
+    /// When it was told to end.
     pub terminated_at: Option<u64>,
     killed: bool,
 }
@@ -325,14 +325,14 @@ impl<'a> Charge<'a> {
         }
     }
 
-    /// Ends it at its time limit: first politely, then, `killing`, for good.
+    /// Ends it, at its time limit, say: first politely, then, `killing`, for good.
     pub fn end(&mut self, killing: bool, processes: &mut ProcessTable) {
         if killing && self.killed {
             return;
         }
         self.killed = killing;
         let signal = if killing { Signal::KILL } else { Signal::TERM };
-        log::info!("{:?} is at its time limit: {signal:?}", self.tenant().name.get());
+        log::info!("ending {:?}: {signal:?}", self.tenant().name.get());
         let members: Vec<(i32, u64)> = match &mut self.means {
             Means::Group(group, _) if killing && group.kill().is_ok() => return,
             Means::Group(group, _) => group

@@ -43,7 +43,7 @@ impl Host for Native {
 
 /// Runs the command line after `krex run`; returns only if it fails, or for `--help`.
 pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
-    let Some(options) = options::parse(words)? else {
+    let Some(mut options) = options::parse(words)? else {
         return match crate::print(options::HELP) {
             0 => Ok(()),
             status => Err(Exit { status, message: "standard output cannot be written".to_owned() }),
@@ -51,6 +51,9 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
+    for device in &mut options.devices {
+        *device = resolve(device)?;
+    }
     let host = Native { program: own_path()? };
     let directory = runtime_dir().map_err(Exit::failed)?;
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
@@ -88,6 +91,15 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
         return Err(Exit { status: NOT_FOUND, message });
     }
     Err(cannot_start(&options.command[0], &error))
+}
+
+/// The device that the user means. An index is looked up before the command runs, without a time
+/// limit: a driver that hangs is better seen here than in the command.
+fn resolve(device: &str) -> Result<String, Exit> {
+    krex_nvml::resolve(device).map(Into::into).map_err(|error| match error {
+        error::Error::Nvml { .. } => Exit::failed(error),
+        error => Exit::usage(error),
+    })
 }
 
 fn register(
@@ -129,6 +141,9 @@ fn register(
         tenant.devices.store(mask, Ordering::SeqCst);
         tenant.default_device.store(default_device.map_or(0, |it| it as u64 + 1), Ordering::SeqCst);
         tenant.name.set(name.as_bytes());
+        if options.kill_stuck {
+            tenant.on_stuck.store(1, Ordering::SeqCst);
+        }
         if time_limit != 0 {
             tenant.time_limit.store(time_limit, Ordering::SeqCst);
         }
@@ -141,6 +156,7 @@ fn register(
         parent,
         freezer: Choice::from_environment().map_err(Exit::usage)?,
         time_limit,
+        on_stuck: options.kill_stuck,
         attached: false,
     };
     client::register_supervised(segment, identity, host, &registration).map_err(Exit::failed)

@@ -1,4 +1,4 @@
-//! The time limit of `krex run --timeout`.
+//! Ending tenants: at the time limit of `krex run --timeout`, and those that are evicted.
 
 use std::sync::atomic::Ordering;
 
@@ -9,14 +9,18 @@ use krex_core::tenant;
 use crate::charge::Charge;
 use crate::worker::Worker;
 
-/// From SIGTERM to SIGKILL at a tenant's time limit.
+/// From SIGTERM to SIGKILL.
 const GRACE: u64 = 5 * SECOND;
 
 impl Worker<'_> {
-    /// Ends tenants whose time limit is over, with all that were split off from them.
+    /// Ends tenants whose time limit is over, or that are evicted, with all that were split off
+    /// from them.
     pub(crate) fn enforce_limits(&mut self, processes: &mut ProcessTable) {
         let now = clock::now();
-        let limited = |charge: &Charge<'_>| charge.tenant().time_limit.load(Ordering::Acquire) != 0;
+        let limited = |charge: &Charge<'_>| {
+            charge.tenant().time_limit.load(Ordering::Acquire) != 0
+                || charge.tenant().evicted.load(Ordering::Acquire) != 0
+        };
         let slots: Vec<usize> =
             self.charges.iter().filter(|(_, it)| limited(it)).map(|(slot, _)| *slot).collect();
         for slot in slots {
@@ -32,6 +36,10 @@ impl Worker<'_> {
                 Some(terminated_at) => {
                     self.wake_at(terminated_at + GRACE);
                     continue;
+                }
+                None if segment.tenants[slot].evicted.load(Ordering::Acquire) != 0 => {
+                    self.wake_at(now + GRACE);
+                    false
                 }
                 None => {
                     let tenant = &segment.tenants[slot];

@@ -229,7 +229,7 @@ impl Worker<'_> {
         let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
         let is_late = clock::now() >= deadline;
         let (mut in_flight, mut timed_out) = (false, false);
-        let (mut streams, mut failed) = (false, false);
+        let (mut streams, mut failed, mut evict) = (false, false, false);
         let own = Reference { slot, generation: tenant.owner().generation() };
         for place in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[place];
@@ -252,6 +252,7 @@ impl Worker<'_> {
                     && submitter.drain.is_dirty(submitter.flight().counts().completed)
             };
             if !is_inside && !is_dirty() {
+                submitter.forget_stuck();
                 continue;
             }
             let owner = submitter.owner();
@@ -264,16 +265,25 @@ impl Worker<'_> {
             if !is_inside {
                 submitter.drain.ask(word.tenure());
             }
-            let mark = submitter.progress() + 1;
             if is_late {
-                submitter.stuck_at.store(mark, Ordering::Relaxed);
+                submitter.give_up(word.tenure());
+                if tenant.on_stuck.load(Ordering::Relaxed) != 0 {
+                    evict = true;
+                }
             }
             // One that was given up before is looked at once; others are waited for.
-            if submitter.stuck_at.load(Ordering::Relaxed) == mark {
+            if submitter.is_stuck() {
                 timed_out = true;
             } else {
                 in_flight = true;
             }
+        }
+        if evict && tenant.evicted.load(Ordering::Relaxed) == 0 {
+            log::warn!("{:?} is stuck: ending it", tenant.name.get());
+            // It may well end in a moment, if it isn't frozen first: then the region is not disturbed.
+            tenant.evicted.store(1, Ordering::Release);
+            self.wake_at(clock::now() + WHILE_FROZEN);
+            return None;
         }
         let charge = self.charges.get_mut(&slot)?;
         if in_flight {
