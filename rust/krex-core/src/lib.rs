@@ -43,6 +43,8 @@ pub mod keep_off;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
+pub mod logging;
+#[cfg(not(loom))]
 pub mod measure;
 #[cfg(not(loom))]
 pub mod members;
