@@ -114,9 +114,13 @@ class Crew:
         self._start = start
         self._device = device
 
+    def launcher(self, name: str) -> list[str]:
+        """Return the words of `krex run` before a command."""
+        return [KREX, "run", "--device", self._device, "--name", name, "--"]
+
     def run(self, *command: str, name: str) -> subprocess.Popen[Any]:
         """Start a command under `krex run`."""
-        return self._start([KREX, "run", "--device", self._device, "--name", name, "--", *command])
+        return self._start([*self.launcher(name), *command])
 
     def holder(self, kind: str) -> Holder:
         """Start a holder whose kernels are those of `torch` or of the `driver` alone."""
