@@ -230,3 +230,5 @@ def _close(process: subprocess.Popen[Any]) -> None:
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
+    # Whoever started it may well close them again.
+    process.stdin = process.stdout = None

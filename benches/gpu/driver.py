@@ -102,7 +102,6 @@ class Gpu:
         self.bytes = bytes
         self.memory = check(driver.cuMemAlloc(bytes))
         self.stream = check(driver.cuStreamCreate(NON_BLOCKING))
-        check(driver.cuMemsetD8(self.memory, 0, bytes))
         # The first launch of each loads its code.
         self.nothing()
         self.fill()

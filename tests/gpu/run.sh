@@ -2,7 +2,8 @@
 # Tests krex on this machine's first NVIDIA GPU. Needs an installed krex, pytest, pytest-timeout and
 # cuda-bindings; torch, Triton, CuPy, JAX and nvcc are used where they are.
 #
-#   tests/gpu/run.sh [PYTEST'S OPTIONS…]
+#   tests/gpu/run.sh [PYTEST'S OPTIONS…]                  # the driver contract, too:
+#   tests/gpu/run.sh tests/test_driver_contract.py
 #
 # PYTHON is the interpreter (python3); KREX_GPU_REGIONS says how many regions per line of the tables
 # (30); KREX_GPU_RESULTS is the file for the tables as JSON.
@@ -45,4 +46,4 @@ if [ -z "$driver" ] && [ "${KREX_TEST_DRIVER:-real}" = real ]; then
     exit 1
 fi
 export KREX_TEST_DRIVER=${KREX_TEST_DRIVER:-real}
-exec "$python" -m pytest tests/gpu tests/test_driver_contract.py -p no:cacheprovider -rA --tb=short -v "$@"
+exec "$python" -m pytest tests/gpu -p no:cacheprovider --tb=short "$@"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,16 +68,20 @@ class Stage:
             rows[kernel] = row | {"found": found}
         return rows
 
-    def judge(self, condition: str) -> list[dict[str, Any]]:
+    def judge(self, condition: str, verdicts: Sequence[str] = ("clean",)) -> list[dict[str, Any]]:
         """Measure in regions, of which each has to be what it is alone; returns what they gave."""
         rows = self.measure(condition)
         for kernel, row in rows.items():
             told = {key: value for key, value in row.items() if key != "found"}
-            assert set(row["verdicts"]) <= {"clean"}, told
+            assert set(row["verdicts"]) <= set(verdicts), told
             assert all(set(it["submissions"]) <= {0} for it in row["found"]), told
             if IS_REAL:
                 assert row["median ms"] > 0.020, f"{kernel} is too short to be judged"
                 assert abs(row["ratio"] - 1) <= TOLERANCE, told
+                # What krex vouches for has to be right.
+                clean = [it["ms"] for it in row["found"] if it["verdict"] == "clean"]
+                share = share_within([it / self.solo[kernel] for it in clean], 0.05)
+                assert share is None or share >= 0.95, told
         return [found for row in rows.values() for found in row["found"]]
 
 
@@ -106,13 +110,10 @@ def test_a_busy_sibling_is_drained(stage: Stage) -> None:
     """The region begins while a sibling has tens of milliseconds of work outstanding."""
     with stage.gpu.crew.siblings(1, "flood"):
         stage.measure("1 flooding, ungated", region=False)
-        rows = stage.measure("1 flooding, krex")
-        outcomes = [
-            it for row in rows.values() for found in row["found"] for it in found["drained"]
-        ]
+        regions = stage.judge("1 flooding, krex")
+        outcomes = [it for found in regions for it in found["drained"]]
         assert "streams" in outcomes
         assert set(outcomes) <= {"streams", "idle"}
-        stage.judge("1 flooding, krex")
 
 
 def test_beside_idle_siblings(stage: Stage) -> None:
@@ -125,8 +126,9 @@ def test_beside_births(stage: Stage) -> None:
     with stage.gpu.crew.births(4) as done:
         stage.measure("4 births, ungated", region=False)
         before = len(done)
-        stage.judge("4 births, krex")
-        assert len(done) > before
+        # What has just been started may not have loaded the interposer yet.
+        stage.judge("4 births, krex", ("clean", "unknown"))
+        assert len(done) > before or not IS_REAL
     assert set(done) == {0}
 
 
@@ -142,6 +144,8 @@ def test_while_siblings_are_killed(stage: Stage) -> None:
     with stage.gpu.crew.killed(2) as done:
         stage.measure("2 killed, ungated", region=False)
         before = len(done)
-        stage.judge("2 killed, krex")
-        assert len(done) > before
+        # One that is killed within the region is torn down within it: nobody can prevent that.
+        stage.judge("2 killed, krex", ("clean", "unknown", "contended"))
+        # On the simulated GPU regions are over before the next one is there.
+        assert len(done) > before or not IS_REAL
     assert set(done) == {-9}
