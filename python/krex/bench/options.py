@@ -8,11 +8,12 @@ import shlex
 from argparse import ArgumentParser, Namespace
 
 from krex._text import one_line
-from krex.bench import machine
+from krex.bench import cuda, machine
 from krex.bench.errors import BenchUsageError
 from krex.bench.policies import POLICIES, parse_policies
 from krex.bench.settings import Settings, default_count
 
+_DEVICES = "cpu (default), cpu:NAME, or a GPU: nvidia-smi's index of it, or its UUID"
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 # What changes how krex does its part; a run is not resumed under another value.
@@ -30,7 +31,7 @@ agree with each other. docs/method.md says how it is measured."""
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``krex bench``, and ``krex bench gate``."""
     parser.description = _DESCRIPTION
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cpu:NAME")
+    parser.add_argument("--device", default="cpu", help=_DEVICES)
     parser.add_argument(
         "--policies",
         default=",".join(POLICIES),
@@ -54,6 +55,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help='commands to run instead of the built-in ones, one {"argv": […], "kind": "…", '
         '"env": {…}} per line; each prints a line of JSON with its kind and ms',
+    )
+    parser.add_argument(
+        "--correctness-work",
+        type=int,
+        metavar="N",
+        help="rounds in which a built-in command for a GPU checks its kernel there (default: "
+        f"{cuda.DEFAULT_WORK})",
     )
     parser.add_argument(
         "--timeout", type=float, default=60, metavar="S", help="seconds per command (default: 60)"
@@ -155,13 +163,16 @@ def settings_from(arguments: Namespace) -> Settings:
 
     Raises:
         BenchUsageError: if they make no sense.
-        BenchError: if numpy is needed and missing.
+        BenchError: if numpy or torch is needed and missing.
     """
     from krex.bench.commands import built_in_commands, read_commands
 
     policies = parse_policies(arguments.policies)
-    if not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
-        raise BenchUsageError(f"unknown device {arguments.device!r}; there are cpu and cpu:NAME")
+    is_gpu = cuda.is_gpu(arguments.device)
+    if not is_gpu and not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
+        raise BenchUsageError(f"unknown device {arguments.device!r}; there are {_DEVICES}")
+    if arguments.correctness_work is not None and (arguments.commands or not is_gpu):
+        raise BenchUsageError("--correctness-work is for the built-in commands for a GPU")
     for name, most in (("width", 1000), ("rounds", 1000), ("threads", 1000)):
         _between(f"--{name}", getattr(arguments, name), 1, most)
     if not 0 < arguments.timeout <= _LONGEST_TIMEOUT_S:  # NaN is not either
@@ -170,7 +181,12 @@ def settings_from(arguments: Namespace) -> Settings:
         )
     allowed = os.sched_getaffinity(0)
     cpus = machine.parse_cpus(arguments.cpus, allowed) if arguments.cpus else allowed
-    commands = read_commands(arguments.commands) if arguments.commands else built_in_commands()
+    if arguments.commands:
+        commands = read_commands(arguments.commands)
+    elif is_gpu:
+        commands = cuda.commands(arguments.device, arguments.correctness_work)
+    else:
+        commands = built_in_commands()
     count = arguments.count
     if count is None:
         count = default_count(commands, arguments.width)
