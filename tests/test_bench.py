@@ -305,7 +305,7 @@ def test_what_is_taken_as_a_result(output: str, outcome: str) -> None:
     [
         (["--policies", "sol"], "unknown policy 'sol'; did you mean 'solo'?"),
         (["--policies", "x"], "unknown policy 'x'; there are solo, ungated, exclusive"),
-        (["--device", "gpu"], "unknown device 'gpu'; there are cpu and cpu:NAME"),
+        (["--device", "gpu"], "unknown device 'gpu'; there are cpu (default), cpu:NAME"),
         (["--width", "0"], "--width is a number from 1 to 1000"),
         (["--count", "0"], "--count is a number from 1 to 1000000"),
         (["--count", "9" * 12], "--count is a number from 1 to 1000000"),

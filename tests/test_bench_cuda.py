@@ -36,7 +36,9 @@ def test_names_of_gpus(name: str) -> None:
     assert cuda.is_gpu(name)
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu:0", "", "gpu", "-1", "0,1", "\u0661", GPU[:-1], GPU + "0"])
+@pytest.mark.parametrize(
+    "name", ["cpu", "cpu:0", "", "gpu", "-1", "0,1", "\u0661", GPU[:-1], GPU + "0"]
+)
 def test_other_names(name: str) -> None:
     assert not cuda.is_gpu(name)
 

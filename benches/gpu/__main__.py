@@ -126,34 +126,48 @@ def torch_calls(quick: bool) -> Part:
 def regions(quick: bool) -> Part:
     """Entry and exit of a region, by step."""
     part = Part("regions", "Entry and exit of a region on a GPU, by step (medians; p95)")
+    _measure_regions(part, quick, preload=True)
+    part.notes += REGION_NOTES
+    return part
+
+
+def locked(quick: bool) -> Part:
+    """The same beside siblings without the interposer, for which there is the driver's lock."""
+    title = "Entry and exit of a region on a GPU, beside siblings without the interposer"
+    part = Part("locked", title)
+    _measure_regions(part, quick, preload=False)
+    part.notes += REGION_NOTES
+    return part
+
+
+REGION_NOTES = [
+    "enter, exit: the holder's own time in `__enter__` and `__exit__`; the steps are those of "
+    "its report",
+    "idle: siblings with a context and nothing outstanding; saturate: up to 8 launches ahead, "
+    "each a whole GPU's 0.15 ms; work: five such launches of the holder's are outstanding at the "
+    "region's end",
+]
+
+
+def _measure_regions(part: Part, quick: bool, preload: bool) -> None:
     count = 8 if quick else 40
     for kind in ("idle", "saturate"):
         for siblings in (0, 1, 3, 7):
             if siblings == 0 and kind != "idle":
                 continue
             say(f"  {siblings} {kind}")
-            part.rows += _region_rows(siblings, kind, count)
-    part.notes += [
-        "enter, exit: the holder's own time in `__enter__` and `__exit__`; the steps are those of "
-        "its report",
-        "idle: siblings with a context and nothing outstanding; saturate: up to 8 launches ahead, "
-        "each a whole GPU's 0.15 ms; work: the holder's last launches are still running at the "
-        "region's end",
-    ]
-    return part
+            part.rows += _region_rows(siblings, kind, count, preload)
 
 
-def _region_rows(siblings: int, kind: str, count: int) -> list[Row]:
+def _region_rows(siblings: int, kind: str, count: int, preload: bool) -> list[Row]:
     rows = []
     with _stage() as (_, people):
         holder = people.holder("driver")
-        with people.siblings(siblings, kind):
+        with people.siblings(siblings, kind, preload=preload):
             for work in (False, True):
-                launches = 20 if work else 0
-                holder.measure("stream", 2, launches=launches, warm_up_s=0.002, hold_s=0.002)
-                found = holder.measure(
-                    "stream", count, launches=launches, warm_up_s=0.002, hold_s=0.002
-                )
+                left = 5 if work else 0
+                holder.measure("stream", 2, launches=0, hold_s=0.002, left=left)
+                found = holder.measure("stream", count, launches=0, hold_s=0.002, left=left)
                 name = f"{siblings} {kind}{', work' if work else ''}"
                 aim = 0.5 if (siblings, kind, work) == (7, "idle", False) else None
                 rows.append(_region_row(name, found, aim))
@@ -178,7 +192,10 @@ PARTS: dict[str, Callable[[bool], Part]] = {
     "overhead": overhead,
     "torch": torch_calls,
     "regions": regions,
+    "locked": locked,
 }
+# The others are asked for by name.
+DEFAULT_PARTS = ("overhead", "torch", "regions")
 
 
 def main() -> int:
@@ -188,7 +205,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench-gpu.json")
     parser.add_argument("--gpu", default="", help="a description of the GPU and its driver")
     arguments = parser.parse_args()
-    names = arguments.only.split(",") if arguments.only else list(PARTS)
+    names = arguments.only.split(",") if arguments.only else DEFAULT_PARTS
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as with Ctrl-C

@@ -83,6 +83,7 @@ class Holder:
         launches: int = 50,
         warm_up_s: float = 0.05,
         hold_s: float = 0.0,
+        left: int = 0,
     ) -> list[dict[str, Any]]:
         """Return what `count` regions (or stretches outside of any) gave."""
         orders = {
@@ -92,6 +93,7 @@ class Holder:
             "launches": launches,
             "warm_up_s": warm_up_s,
             "hold_s": hold_s,
+            "left": left,
         }
         assert self.process.stdin is not None
         line = json.dumps(orders) + "\n"
@@ -129,9 +131,15 @@ class Crew:
         return Holder(process)
 
     @contextlib.contextmanager
-    def siblings(self, count: int, kind: str) -> Iterator[list[subprocess.Popen[Any]]]:
-        """Have siblings of a kind of `load.py`."""
-        started = [self.run(*program("load", kind), name=f"{kind} {it}") for it in range(count)]
+    def siblings(
+        self, count: int, kind: str, *, preload: bool = True
+    ) -> Iterator[list[subprocess.Popen[Any]]]:
+        """Have siblings of a kind of `load.py`, with the interposer or without."""
+        without = [] if preload else ["env", "KREX_PRELOAD=0"]
+        started = [
+            self._start([*without, *self.launcher(f"{kind} {it}"), *program("load", kind)])
+            for it in range(count)
+        ]
         try:
             for process in started:
                 expect(process, "ready")

@@ -1,7 +1,7 @@
 """A process that times kernels, in regions or without, as lines on standard input tell it to.
 
 Each line is a JSON object with `kernel`, `count` (regions), `region` (true or false),
-`launches`, `warm_up_s` and `hold_s`; the answer is a line with a list of what each of them gave.
+`launches`, `warm_up_s`, `hold_s` and `left`; the answer is a line with a list of what each of them gave.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ def _once(
     launches: int,
     warm_up_s: float,
     hold_s: float = 0.0,
+    left: int = 0,
 ) -> dict[str, Any]:
-    """Time a kernel once; `hold_s`: instead of launching anything, stay inside for so long."""
+    """Time a kernel once, or, without `launches`, stay inside for `hold_s`.
+
+    Then launch it `left` times without waiting for it.
+    """
     from krex.region import critical
 
     section = critical(timeout=60, drain_timeout=10, label="gpu") if region else nullcontext()
@@ -62,6 +66,8 @@ def _once(
             ms = clock.time(launch, launches)
         else:
             time.sleep(hold_s)
+        for _ in range(left):
+            launch()
         leaving = time.perf_counter()
     after = time.perf_counter()
     found: dict[str, Any] = {"ms": ms, "enter_s": entered - before, "exit_s": after - leaving}

@@ -68,18 +68,27 @@ def cuda_program(*options: str) -> Callable[[Path], list[str]]:
     def make(directory: Path) -> list[str]:
         compiler = nvcc()
         program = directory / "client"
-        words: list[str | Path] = [compiler, "-arch=native", *options, "-o", program]
+        words: list[str | Path] = [compiler, architecture(), *options, "-o", program]
+        root = Path(compiler).resolve().parents[1]
+        places = [root / "lib64", root / "lib", root / "targets" / "x86_64-linux" / "lib"]
+        words += [f"-L{it}" for it in places if it.is_dir()]
         if "shared" in options:
-            words += shared_runtime(Path(compiler).resolve().parents[1], directory)
+            words += shared_runtime(places, directory)
         build([*words, CLIENTS / "04_runtime.cu"])
         return [str(program)]
 
     return make
 
 
-def shared_runtime(root: Path, directory: Path) -> list[str]:
+def architecture() -> str:
+    """nvcc's option for the first GPU."""
+    question = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    done = subprocess.run(question, check=True, text=True, capture_output=True)
+    return f"-arch=sm_{done.stdout.splitlines()[0].strip().replace('.', '')}"
+
+
+def shared_runtime(places: list[Path], directory: Path) -> list[str]:
     """Where the shared runtime is: packages have it without the name that linkers look for."""
-    places = [root / "lib64", root / "lib", root / "targets" / "x86_64-linux" / "lib"]
     for found in (it for place in places for it in sorted(place.glob("libcudart.so*"))):
         link = directory / "libcudart.so"
         link.symlink_to(found)

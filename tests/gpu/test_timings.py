@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ def stage(results: Results) -> Iterator[Stage]:
         made.measure("solo", region=False)
         made.measure("solo, in regions")
         yield made
+        # What was killed last is gone by then.
+        time.sleep(1)
         with contextlib.suppress(RuntimeError):
             made.measure("solo again", region=False)
 
