@@ -1,7 +1,7 @@
 """A process that times kernels, in regions or without, as lines on standard input tell it to.
 
 Each line is a JSON object with `kernel`, `count` (regions), `region` (true or false),
-`launches`, `warm_up_s`, `hold_s` and `left`; the answer is a line with a list of what each of them gave.
+`launches`, `warm_up_s`, `hold_s` and `left`; the answer is a line with a list of what each gave.
 """
 
 from __future__ import annotations
