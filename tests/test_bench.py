@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -13,22 +14,26 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from evaluator import read
 from harness import is_running, wait_until
-from krex.bench import machine, results, statistics, summary
+from krex.bench import gate_stage, launch, machine, results, statistics, summary
 from krex.bench.commands import Command
-from krex.bench.errors import BenchUsageError
+from krex.bench.errors import BenchError, BenchUsageError
+from krex.bench.interruption import Interruption
 from krex.bench.measurement import Measurement, read_output
 from krex.bench.policies import POLICIES, parse_policies
+from krex.bench.progress import Progress
 from krex.bench.results import TurnResult
-from krex.bench.settings import Settings
+from krex.bench.run import Run
+from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
 from krex.cli import main
 
 KREX = [sys.executable, "-m", "krex"]
@@ -202,7 +207,6 @@ STEADY = [measured("solo", turn, 1.0, 1.01, 0.99) for turn in (1, 2, 3)]
 def test_inflation_is_against_the_median_of_solo() -> None:
     found = said(*STEADY, measured("ungated", 1, 1.0, 1.04, 2.0, 4.0, None))
     solo, ungated = found.policies
-    assert found.doubts == []
     assert found.references["k"]["median_ms"] == 1.0
     assert (solo["within_2pct"], solo["commands_per_minute"]) == (1.0, 18.0)
     assert (ungated["commands"], ungated["usable"], ungated["broken"]) == (5, 4, {"crashed": 1})
@@ -237,10 +241,19 @@ def test_inflation_is_against_the_median_of_solo() -> None:
             "other: 0 usable solo measurements, at least 3 are needed",
         ),
         ([*STEADY, measured("krex", 1, None, None)], "krex: no usable measurements"),
+        (
+            [*STEADY, measured("krex", 1, *[1.0] * 18, None)],
+            "krex: 1 of 19 commands broke (more than 5%), and are in none of its timings",
+        ),
     ],
 )
 def test_doubtful_references_are_named(measurements: list[list[Measurement]], doubt: str) -> None:
     assert said(*measurements).doubts == [doubt]
+
+
+def test_a_few_broken_commands_are_no_doubt() -> None:
+    found = said(*STEADY, measured("krex", 1, *[1.0] * 19, None))
+    assert (found.doubts, found.policies[1]["broken"]) == ([], {"crashed": 1})
 
 
 def test_what_cannot_be_compared_is_not_counted() -> None:
@@ -287,6 +300,11 @@ def test_policies_take_turns_between_references() -> None:
         ('{"kind": "k", "ms": Infinity}', "bad result"),
         ('{"kind": "k", "ms": -1}', "bad result"),
         ('{"kind": "k", "ms": 0}', "bad result"),
+        ('{"kind": "k", "ms": 1e-9}', "ok"),
+        ('{"kind": "k", "ms": 1e-10}', "bad result"),
+        ('{"kind": "k", "ms": 1e12}', "ok"),
+        ('{"kind": "k", "ms": 1.1e12}', "bad result"),
+        ('{"kind": "k", "ms": 1e308}', "bad result"),
         ('{"kind": "k", "ms": "1"}', "bad result"),
         ('{"kind": "k", "ms": true}', "bad result"),
         ('{"kind": "k", "ms": null}', "bad result"),
@@ -318,6 +336,9 @@ def test_what_is_taken_as_a_result(output: str, outcome: str) -> None:
         (["--frob"], "unrecognized arguments: --frob"),
         (["gate", "--repeats", "0"], "--repeats is a number from 1 to 1000000"),
         (["gate", "--siblings", "-1"], "--siblings is a number from 0 to 1000"),
+        (["--width=9", "gate"], "--width before `gate` is an option of `krex bench`; those of"),
+        (["--export-json=f", "gate"], "--export-json before `gate` is an option of `krex bench`"),
+        (["--resume", "gate", "--export-json=f"], "--resume before `gate` is an option of"),
     ],
 )
 def test_usage_errors(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -352,7 +373,9 @@ def test_bad_commands_are_named_by_line(
     assert capsys.readouterr().err.startswith(f"krex: {path}:3: {message}")
 
 
-@pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "1-", "-1", "3-1", "0,,1", "0-99999999999999", "+1", "0-8:0", "1:2", "0-8:"]
+)
 def test_lists_of_cpus_that_are_none(text: str) -> None:
     with pytest.raises(BenchUsageError, match="is no list of CPUs"):
         machine.parse_cpus(text, range(9))
@@ -360,8 +383,29 @@ def test_lists_of_cpus_that_are_none(text: str) -> None:
 
 def test_lists_of_cpus() -> None:
     assert machine.parse_cpus("0-2,5", range(9)) == {0, 1, 2, 5}
+    assert machine.parse_cpus("1, 2-8:3", range(9)) == {1, 2, 5, 8}
     with pytest.raises(BenchUsageError, match="CPU 9 may not be used here"):
         machine.parse_cpus("9", range(9))
+
+
+@pytest.mark.parametrize("where", ["environment", "command"])
+def test_reserved_cpus_are_those_of_all_commands(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    *_, last = sorted(os.sched_getaffinity(0))
+    there = ",".join(str(it) for it in sorted(os.sched_getaffinity(0)))
+    command = shell("true")
+    if where == "environment":
+        monkeypatch.setenv(RESERVED_VARIABLE, f"{last},{last + 1}")
+    else:
+        command["env"] = {RESERVED_VARIABLE: f"{last},{last + 1}"}
+    path = tmp_path / "commands"
+    path.write_text(json.dumps(command))
+    assert main(["bench", f"--commands={path}", f"--cpus={there}"]) == 2
+    assert capsys.readouterr().err == (
+        f"krex: {RESERVED_VARIABLE} has to be some of the CPUs that all commands share (--cpus): "
+        f"CPU {last + 1} may not be used here; there are {there}\n"
+    )
 
 
 def test_without_numpy_the_extra_is_named(
@@ -425,7 +469,39 @@ def test_what_cannot_be_saved_any_more_is_saved_elsewhere(
     assert json.loads(kept.read_text()) == {"a": 1}
 
 
-@pytest.mark.parametrize("ms", [math.nan, math.inf, -1.0, 0.0, None, "1", True])
+def test_a_full_disk_keeps_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_a_part(_: object, file: IO[str]) -> None:
+        written.append(file.name)
+        file.write("{")
+        file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    written: list[Any] = []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(results, "_write", write_a_part)
+    rescued = set(Path("/dev/shm").glob("krex-results-*"))
+    told = results.save_or_rescue(str(tmp_path / "file"), {"a": 1})
+    assert told is not None
+    assert "No space left on device; nor anything elsewhere" in told
+    assert len(written) == 4
+    assert list(tmp_path.iterdir()) == []
+    assert set(Path("/dev/shm").glob("krex-results-*")) <= rescued
+
+
+def test_a_number_that_json_has_not_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = results.save_or_rescue(str(tmp_path / "file"), {"a": math.inf})
+    assert told is not None
+    assert told.startswith(f"cannot write {tmp_path}/file: Out of range float values")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ms", [math.nan, math.inf, 1e308, -1.0, 0.0, None, "1", True])
 def test_measurements_that_are_none_are_not_resumed(ms: Any) -> None:
     (fine,) = measured("solo", 1, 1.0)
     assert Measurement.from_dict(fine.to_dict()) == fine
@@ -501,6 +577,81 @@ def overlaps(notes: list[dict[str, Any]], policy: str, first: str, last: str) ->
     )
 
 
+def test_the_commands_of_exclusive_wait_beside_each_other(bench: Bench, tmp_path: Path) -> None:
+    go, log = tmp_path / "go", tmp_path / "log"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = exclusive ]; then echo $$ >> {shlex.quote(str(log))}; "
+        f"while ! [ -e {shlex.quote(str(go))} ]; do sleep 0.02; done; fi; {prints('k', 1)}"
+    )
+    options = ["--width=3", "--count=4", "--rounds=1", "--policies=exclusive"]
+    with subprocess.Popen(bench.argv([shell(script)], *options), stdout=subprocess.PIPE) as process:
+        try:
+            wait_until(lambda: log.exists() and len(children(process.pid)) == 3, "three wait")
+            assert len(log.read_text().split()) == 1
+        finally:
+            go.touch()
+            assert process.wait(60) == 0
+    assert bench.policy("exclusive")["usable"] == 4
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+@pytest.mark.parametrize("policy", ["exclusive", "krex"])
+def test_the_time_limit_does_not_count_what_the_policy_keeps_waiting(
+    bench: Bench, policy: str
+) -> None:
+    script = (
+        "import json, os, time\n"
+        "from krex.bench import region\n"
+        "with region():\n"
+        f"    busy = 1.6 if os.environ['KREX_BENCH_POLICY'] == {policy!r} else 0\n"
+        "    end = time.monotonic() + busy\n"
+        "    while time.monotonic() < end: pass\n"
+        "print(json.dumps({'kind': 'k', 'ms': 1}))\n"
+    )
+    options = ["--width=3", "--count=3", "--rounds=1", "--timeout=3", f"--policies={policy}"]
+    bench.run([{"argv": [sys.executable, "-c", script]}], *options)
+    assert bench.policy(policy)["seconds"] > 4.8
+
+
+def test_the_time_limit_is_the_same_for_who_handles_sigterm(bench: Bench) -> None:
+    command = shell(f"trap 'exit 0' TERM; {prints('k', 1)}; sleep 1000 & wait")
+    options = ["--width=2", "--count=2", "--rounds=1", "--timeout=0.5"]
+    bench.run([command], *options, status=INCONCLUSIVE)
+    for entry in bench.results()["policies"]:
+        assert entry["broken"] == {"timed out": len(entry["measurements"])}, entry["policy"]
+    # Who waits for the lock is not ended with the one that has it.
+    assert bench.policy("exclusive")["seconds"] >= 1.0
+
+
+def test_what_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = Command((sys.executable, "-c", "import time; time.sleep(1000)"), "k")
+    settings = Settings((command,), parse_policies("ungated"), width=1, timeout=0.2)
+    turn = Turn(POLICIES["ungated"], 1)
+    with launch.Launcher(settings) as launcher, monkeypatch.context() as patch:
+        # As if it hung in the kernel.
+        patch.setattr(launch._Running, "kill", lambda _: None)
+        patch.setattr(launch, "_KILL_LIMIT_S", 0.2)
+        assert launcher.try_start(launch.Job(turn, 0, 0, command))
+        (running,) = launcher._running
+        assert running.process is not None
+        try:
+            found = wait_until(lambda: launcher.wait(0.1), "it is given up", 10)
+            assert [it.outcome for it in found] == ["timed out"]
+            assert found[0].detail == (
+                f"not done after 0.2 s; process {running.process.pid} cannot be killed and was "
+                "left behind"
+            )
+            assert launcher.running == 0
+            # And another one runs in its place.
+            assert launcher.try_start(launch.Job(turn, 1, 0, command))
+        finally:
+            running.process.kill()
+            running.process.wait()
+
+
 def test_region_lock_says_who_does_not_take_part(bench: Bench, tmp_path: Path) -> None:
     argv = [sys.executable, EVALUATOR, str(tmp_path / "log"), "--direct"]
     options = ["--width=2", "--count=2", "--rounds=1", "--policies=region-lock"]
@@ -562,6 +713,13 @@ def test_a_command_that_prints_without_end_is_ended(bench: Bench) -> None:
     for entry in bench.results()["policies"]:
         for it in entry["measurements"]:
             assert (it["outcome"], it["detail"]) == ("bad result", "printed more than 64 MiB")
+
+
+def test_a_command_that_prints_too_much_and_ends_is_broken(bench: Bench) -> None:
+    script = f"head -c 70000000 /dev/zero; echo; {prints('k', 1)}"
+    options = ["--rounds=1", "--count=1", "--policies=solo"]
+    bench.run([shell(script)], *options, status=INCONCLUSIVE)
+    assert bench.policy("solo")["broken"] == {"bad result": 2}
 
 
 def test_without_usable_measurements_it_says_so(bench: Bench) -> None:
@@ -631,6 +789,54 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(
     assert set(after.values()) == {1}
     assert len(after) == 3 * 4
     assert before <= set(after)
+
+
+def test_regions_of_killed_commands_are_not_counted(bench: Bench, tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    script = (
+        "import os, sys, time\n"
+        "from krex.bench import region\n"
+        "if os.environ['KREX_BENCH_POLICY'] == 'region-lock':\n"
+        "    with region():\n"
+        "        open(sys.argv[1], 'x').close()\n"
+        "        time.sleep(1000)\n"
+    )
+    argv = [sys.executable, "-c", script, str(inside)]
+    options = ["--count=1", "--rounds=1", "--policies=region-lock"]
+    process = subprocess.Popen(
+        bench.argv([{"argv": argv}], *options),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(inside.exists, "a command is in its region")
+    finally:
+        process.send_signal(signal.SIGINT)
+        communicate(process)
+    entry = bench.policy("region-lock")
+    assert (entry["commands"], entry["regions"]) == (0, 0)
+
+
+def test_another_krex_does_not_go_on(bench: Bench) -> None:
+    options = ["--rounds=1", "--count=1", "--policies=solo"]
+    bench.run([shell("exit 1")], *options, status=INCONCLUSIVE)
+    bench.run([shell("exit 1")], *options, "--resume", status=INCONCLUSIVE)
+    found = bench.results()
+    bench.file.write_text(json.dumps(found | {"krex_version": "0.0.0"}))
+    done = bench.run([shell("exit 1")], *options, "--resume", status=2)
+    assert f'krex_version was "0.0.0" and is "{found["krex_version"]}"' in done.stderr
+
+
+def test_the_file_is_written_when_no_command_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = []
+    monkeypatch.setattr("krex.bench.run.save", lambda *_: saved.append(1))
+    command = Command(("sleep", "1.2"), "k")
+    cpus = tuple(os.sched_getaffinity(0))
+    settings = Settings((command,), parse_policies("solo"), count=2, rounds=1, cpus=cpus)
+    found = results.Results(settings, machine.describe(), "1")
+    Run(found, "file", Interruption(), Progress(4)).run()
+    assert len(saved) == len(settings.turns())
 
 
 def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -713,6 +919,21 @@ def test_gate_measures_each_thing(tmp_path: Path) -> None:
         assert 0 < row["median"] <= row["p95"] <= row["p99"] <= row["max"]
 
 
+@pytest.mark.parametrize("printed", ["", "part of a line"])
+def test_gate_does_not_wait_for_ever(printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    interruption = Interruption()
+    script = f"import time; print({printed!r}, end='', flush=True); time.sleep(1000)"
+    monkeypatch.setattr(gate_stage, "own_program", lambda *_: (sys.executable, "-c", script))
+    with gate_stage.Stage(interruption) as stage:
+        monkeypatch.setattr(gate_stage, "_LIMIT_S", 0.5)
+        with pytest.raises(BenchError, match=r"did not answer within 0\.5 s"):
+            stage.start("timer", is_tenant=False)
+        monkeypatch.setattr(gate_stage, "_LIMIT_S", 60)
+        threading.Timer(0.3, lambda: setattr(interruption, "signal", signal.SIGINT)).start()
+        with pytest.raises(gate_stage.Interrupted):
+            stage.start("timer", is_tenant=False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_gate_leaves_nothing_when_interrupted(number: int) -> None:
     process = subprocess.Popen(
@@ -749,10 +970,17 @@ def test_the_demo_says_what_it_did_not_show(
     demo = runpy.run_path(str(Path(__file__).parent.parent / "benches" / "demo.py"))
     shares = {"solo": solo, "ungated": ungated, "krex": krex}
     entries = {
-        name: {"within_5pct": share, "commands_per_minute": per_minute if name == "krex" else 100}
+        name: {
+            "within_5pct": share,
+            "commands_per_minute": per_minute if name == "krex" else 100,
+            "commands": 36,
+            "usable": 36,
+        }
         for name, share in shares.items()
     }
     assert demo["failures"](**entries) == failed
+    entries["krex"]["usable"] = 35
+    assert demo["failures"](**entries) == ["1 of 36 commands broke under krex"]
 
 
 # The marker
@@ -784,11 +1012,28 @@ def test_the_marker_does_nothing_under_other_policies(policy: str, tmp_path: Pat
     assert not runtime_dir.exists()
 
 
-def test_commands_are_started_alike(bench: Bench, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reserved", [None, "", "none", "CPU"])
+def test_commands_are_started_alike(bench: Bench, tmp_path: Path, reserved: str | None) -> None:
     log = tmp_path / "log"
-    script = f"env | wc -c >> {shlex.quote(str(log))}; {prints('k', 1)}"
-    bench.run([shell(script)], "--width=2", "--count=2", "--rounds=1")
-    assert len(set(log.read_text().split())) == 1
+    script = (
+        f'echo "$(env | wc -c) $KREX_BENCH_POLICY ${{{RESERVED_VARIABLE}-unset}}" '
+        f">> {shlex.quote(str(log))}; {prints('k', 1)}"
+    )
+    if reserved == "CPU":
+        reserved = str(max(os.sched_getaffinity(0)))
+    command = (
+        shell(script)
+        if reserved is None
+        else shell(script) | {"env": {RESERVED_VARIABLE: reserved}}
+    )
+    bench.run([command], "--width=2", "--count=2", "--rounds=1")
+    sizes, policies, settings = zip(
+        *(it.split(" ") for it in log.read_text().splitlines()), strict=True
+    )
+    assert len(set(sizes)) == 1
+    # Only krex has what it needs for its regions.
+    for policy, found in zip(policies, settings, strict=True):
+        assert found == ("unset" if reserved is None else reserved if policy == "krex" else "none")
 
 
 def test_region_lock_ends_with_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import re
 import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from krex._native import native_program
+from krex._native import interposer, native_program
+from krex.bench import queueing
 from krex.bench.commands import Command
 from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
-from krex.bench.processes import kill_tree
-from krex.bench.settings import Settings, Turn
+from krex.bench.processes import kill_tree, tree
+from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
+from krex.errors import KrexError
 
 # How much of a command's output is looked at: its end.
 _OUTPUT_BYTES = 64 * 1024
 # One that prints more is ended, before it fills the disk.
 _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
+_TOO_MUCH = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
+# Shortest time until a command that was kept waiting is looked at again.
+_LOOK_AGAIN_S = 0.05
 # The size of the environment moves the stack, which can change timings: it is always the same.
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
+# As long as `LD_PRELOAD`.
+_STAND_IN = "KREX_BENCH"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
-# Statuses by which `krex run` says that it could not start the command.
+_NO_CPUS = "none"
+# Statuses by which what is run before a command says that it could not start it.
 _NOT_STARTED = (125, 126, 127)
+
+
+def _in_place_of_interposer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that take as much room as what `krex run` adds to an environment."""
+    library = interposer()
+    before = environment.get("LD_PRELOAD", "")
+    if library is None or library in re.split("[ :]", before):
+        return {}
+    if before:
+        return {_PADDING_VARIABLE: "." * len(f"{library}:")}
+    return {_STAND_IN: library}
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,13 @@ class _Running:
         self.started_at = time.time()
         self.started = time.monotonic()
         self.deadline = self.started
+        #: At which it is ended, even if it was kept waiting until then.
+        self.latest = self.started
+
+    def has_lock(self) -> bool:
+        """Whether the lock was taken in the name of its descriptor."""
+        text = Path(f"/proc/self/fdinfo/{self.lock}").read_text(encoding="ascii")
+        return "FLOCK" in text
 
     def end_group(self) -> None:
         """End its process group."""
@@ -108,7 +136,11 @@ class Launcher:
         self._running: set[_Running] = set()
         self._selector = selectors.DefaultSelector()
         self._free = list(range(settings.width))
+        self._next_slot = settings.width
+        self._lock_released = 0.0
         self._failed: list[Measurement] = []
+        #: What could not be killed; kept, since Python warns of one that runs and is dropped.
+        self._left: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Launcher:
         return self
@@ -127,9 +159,7 @@ class Launcher:
             return False
         lock = None
         if job.turn.policy is EXCLUSIVE:
-            lock = self._try_lock()
-            if lock is None:
-                return False
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
         running = _Running(job, self._free.pop(0), lock)
         try:
             running.process = self._start(running)
@@ -143,7 +173,9 @@ class Launcher:
             self._free.append(running.slot)
             running.close()
             return True
-        running.deadline = running.started + self._limit(job.turn.policy)
+        running.deadline = running.latest = running.started + self._settings.timeout
+        if job.turn.policy in (EXCLUSIVE, KREX):
+            running.latest += (self._settings.timeout + 10) * self._settings.width
         self._running.add(running)
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)
         return True
@@ -153,25 +185,40 @@ class Launcher:
         argv = list(command.argv)
         if policy is KREX:
             options = ["--device", self._settings.device, "--name", command.name]
-            options += ["--timeout", f"{self._settings.timeout:g}"]
             argv = [self._krex, "run", *options, "--", *argv]
+        elif policy is EXCLUSIVE:
+            argv = [sys.executable, "-I", "-S", queueing.__file__, str(running.lock), *argv]
         return subprocess.Popen(
             argv,
-            env=self._environment
-            | command.env
-            | {
-                POLICY_VARIABLE: policy.name,
-                LOCK_VARIABLE: str(self._lock_path),
-                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
-                "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
-            },
+            env=self._environment_of(running),
             stdin=subprocess.DEVNULL,
             # Files, since nobody has to read them meanwhile, and a process left behind that
             # keeps them open keeps nobody waiting.
             stdout=running.output,
             stderr=running.errors,
             start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
+            pass_fds=() if running.lock is None else (running.lock,),
         )
+
+    def _environment_of(self, running: _Running) -> dict[str, str]:
+        policy = running.job.turn.policy
+        environment = self._environment | running.job.command.env
+        spare = _LONGEST_NAME - len(policy.name)
+        reserved = environment.get(RESERVED_VARIABLE)
+        if reserved is not None:
+            # Else a command that calls `krex.region.critical()` itself would have these CPUs for
+            # its regions under other policies, too.
+            value = reserved if policy is KREX else _NO_CPUS
+            environment[RESERVED_VARIABLE] = value
+            spare += len(reserved) + len(_NO_CPUS) - len(value)
+        if policy is not KREX:
+            environment |= _in_place_of_interposer(environment)
+        return environment | {
+            POLICY_VARIABLE: policy.name,
+            LOCK_VARIABLE: str(self._lock_path),
+            _PADDING_VARIABLE: environment.get(_PADDING_VARIABLE, "") + "." * spare,
+            "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
+        }
 
     def _runtime_dir(self, policy: Policy, slot: int) -> Path:
         # Of the same length, too.
@@ -179,22 +226,22 @@ class Launcher:
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory
 
-    def _limit(self, policy: Policy) -> float:
-        if policy is not KREX:
-            return self._settings.timeout
-        # `krex run --timeout` ends it, and does not count waits for others' regions. This is for
-        # what even that cannot end.
-        return (self._settings.timeout + 10) * (self._settings.width + 1)
+    def _kept_waiting(self, running: _Running) -> float:
+        """Return the seconds for which a command could not run, by its policy."""
+        policy = running.job.turn.policy
+        if policy is EXCLUSIVE:
+            # Nobody who runs now had the lock before it was released.
+            until = self._lock_released if running.has_lock() else time.monotonic()
+            return max(0.0, until - running.started)
+        if policy is KREX and running.process is not None:
+            from krex import snapshot
 
-    def _try_lock(self) -> int | None:
-        """Take the lock for a whole command, as `flock FILE COMMAND` does."""
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
+            family = tree(running.process.pid)
+            with contextlib.suppress(KrexError, OSError):
+                tenants = snapshot(str(self.directory / "krex"))["tenants"]
+                # What one of them was kept from, the command as a whole was.
+                return max((it["excluded_s"] for it in tenants if it["pid"] in family), default=0.0)
+        return 0.0
 
     def wait(self, seconds: float) -> list[Measurement]:
         """Wait until a command has ended, so long at most; return what came of those that have."""
@@ -205,19 +252,40 @@ class Launcher:
         soonest = min(it.deadline for it in self._running)
         for key, _ in self._selector.select(max(0.0, min(seconds, soonest - now))):
             ended.append(self._finish(key.data))
-        now = time.monotonic()
-        for running in self._running:
-            if now >= running.deadline:
-                self._kill_for(running, "timed out", self._too_late)
-            elif running.printed_bytes() > _MOST_OUTPUT_BYTES:
-                limit = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
-                self._kill_for(running, "bad result", limit)
+        for running in list(self._running):
+            if time.monotonic() >= running.deadline:
+                if running.killed_for is not None:
+                    ended.append(self._leave_behind(running))
+                elif not self._has_time_left(running):
+                    self._kill_for(running, "timed out", self._too_late)
+            elif running.killed_for is None and running.printed_bytes() > _MOST_OUTPUT_BYTES:
+                self._kill_for(running, "bad result", _TOO_MUCH)
         return ended
 
+    def _has_time_left(self, running: _Running) -> bool:
+        """Whether it was kept waiting, and so has time left; then its deadline is put off."""
+        now = time.monotonic()
+        deadline = running.started + self._settings.timeout + self._kept_waiting(running)
+        running.deadline = min(running.latest, max(deadline, now + _LOOK_AGAIN_S))
+        return deadline > now and running.deadline > now
+
     def _kill_for(self, running: _Running, outcome: Outcome, detail: str) -> None:
-        running.killed_for = running.killed_for or (outcome, detail)
+        running.killed_for = (outcome, detail)
         running.deadline = time.monotonic() + _KILL_LIMIT_S
         running.kill()
+
+    def _leave_behind(self, running: _Running) -> Measurement:
+        """Go on without a process that SIGKILL does not end, since it hangs in the kernel."""
+        assert running.process is not None
+        assert running.killed_for is not None
+        outcome, detail = running.killed_for
+        detail += f"; process {running.process.pid} cannot be killed and was left behind"
+        self._left.append(running.process)
+        measurement = _measurement(running, Printed(outcome, detail), time.time())
+        # Its runtime directory stays its own.
+        running.slot, self._next_slot = self._next_slot, self._next_slot + 1
+        self._forget(running)
+        return measurement
 
     @property
     def _too_late(self) -> str:
@@ -232,28 +300,26 @@ class Launcher:
         running.process.wait()
         kind = running.job.command.kind
         printed = read_output(_tail(running.output), kind)
-        outcome, detail = self._judge(running, ended_at)
+        outcome, detail = self._judge(running)
         if outcome is not None:
             printed = Printed(outcome, detail, printed.kind)
         measurement = _measurement(running, printed, ended_at)
         self._forget(running)
         return measurement
 
-    def _judge(self, running: _Running, ended_at: float) -> tuple[Outcome | None, str]:
+    def _judge(self, running: _Running) -> tuple[Outcome | None, str]:
         """Return what went wrong, judging by how it ended."""
         assert running.process is not None
         status = running.process.returncode
         if running.killed_for is not None:
             return running.killed_for
+        if running.printed_bytes() > _MOST_OUTPUT_BYTES:
+            return "bad result", _TOO_MUCH
         if status == 0:
             return None, ""
         last = _tail(running.errors).strip().rpartition("\n")[2].strip()[:300]
-        seconds = ended_at - running.started_at
-        is_krex = running.job.turn.policy is KREX
-        by_krex = is_krex and status in (-signal.SIGTERM, -signal.SIGKILL)
-        if by_krex and seconds >= self._settings.timeout:
-            return "timed out", self._too_late
-        if is_krex and status in _NOT_STARTED and last.startswith("krex: "):
+        is_started_by_other = running.job.turn.policy in (EXCLUSIVE, KREX)
+        if is_started_by_other and status in _NOT_STARTED and last.startswith("krex: "):
             return "not started", last
         how = f"exit status {status}" if status > 0 else f"ended by {_signal_name(-status)}"
         return "crashed", f"{how}: {last}" if last else how
@@ -262,6 +328,8 @@ class Launcher:
         self._selector.unregister(running.pidfd)  # type: ignore[arg-type]
         self._running.discard(running)
         self._free.append(running.slot)
+        if running.lock is not None and running.has_lock():
+            self._lock_released = time.monotonic()
         running.close()
 
     def regions_so_far(self, policy: Policy) -> int | None:
@@ -282,10 +350,11 @@ class Launcher:
         """End all commands; nothing is measured of them."""
         for running in self._running:
             running.kill()
+        deadline = time.monotonic() + _KILL_LIMIT_S
         for running in list(self._running):
             assert running.process is not None
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(_KILL_LIMIT_S)
+                running.process.wait(max(0.0, deadline - time.monotonic()))
             self._forget(running)
 
     def close(self) -> None:
@@ -294,14 +363,16 @@ class Launcher:
         self._selector.close()
         for directory in self.directory.iterdir():
             if (directory / "segment").exists():
-                subprocess.run(
-                    [self._krex, "recover", "--purge"],
-                    env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    start_new_session=True,
-                )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    subprocess.run(
+                        [self._krex, "recover", "--purge"],
+                        env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
+                        stdin=subprocess.DEVNULL,
+                        capture_output=True,
+                        check=False,
+                        start_new_session=True,
+                        timeout=_KILL_LIMIT_S,
+                    )
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -6,18 +6,22 @@ import os
 import re
 import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
 
 from krex._text import one_line
 from krex.bench import cuda, machine
+from krex.bench.commands import Command, built_in_commands, read_commands
 from krex.bench.errors import BenchUsageError
 from krex.bench.policies import POLICIES, parse_policies
-from krex.bench.settings import Settings, default_count
+from krex.bench.settings import RESERVED_VARIABLE, Settings, default_count
 
 _DEVICES = "cpu (default), cpu:NAME, or a GPU: nvidia-smi's index of it, or its UUID"
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 # What changes how krex does its part; a run is not resumed under another value.
-_KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", "KREX_RESERVED_CPUS")
+_KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", RESERVED_VARIABLE)
 
 FAILED = 125
 INCONCLUSIVE = 3
@@ -82,6 +86,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on with the run that --export-json's file holds"
     )
+    defaults = {it: value for it, value in vars(parser.parse_args([])).items() if it != "action"}
     gate = parser.add_subparsers(metavar="[gate]").add_parser(
         "gate",
         help="measure what the gate, a region, a hand-over and a recovery cost on this machine",
@@ -94,17 +99,28 @@ def add_arguments(parser: ArgumentParser) -> None:
     gate.add_argument(
         "--repeats", type=int, default=50, metavar="N", help="regions per row (default: 50)"
     )
-    gate.add_argument("--export-json", metavar="FILE", help="also write the rows as JSON")
-    gate.set_defaults(action=run_gate)
+    gate.add_argument(
+        "--export-json", metavar="FILE", dest="export_rows", help="also write the rows as JSON"
+    )
+    gate.set_defaults(action=partial(run_gate, defaults=defaults))
 
 
-def run_gate(arguments: Namespace) -> int:
-    """Do what ``krex bench gate`` asks for; returns the exit status."""
+def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
+    """Do what ``krex bench gate`` asks for; returns the exit status.
+
+    `defaults` are those of the options of ``krex bench``, of which none is for this.
+    """
     from krex.bench import gate
 
+    for name, value in defaults.items():
+        if getattr(arguments, name) != value:
+            raise BenchUsageError(
+                f"--{name.replace('_', '-')} before `gate` is an option of `krex bench`; "
+                "those of `krex bench gate` come after it"
+            )
     _between("--siblings", arguments.siblings, 0, 1000)
     _between("--repeats", arguments.repeats, 1, 1_000_000)
-    return gate.show(arguments.siblings, arguments.repeats, arguments.export_json)
+    return gate.show(arguments.siblings, arguments.repeats, arguments.export_rows)
 
 
 def run_bench(arguments: Namespace) -> int:
@@ -165,8 +181,6 @@ def settings_from(arguments: Namespace) -> Settings:
         BenchUsageError: if they make no sense.
         BenchError: if numpy or torch is needed and missing.
     """
-    from krex.bench.commands import built_in_commands, read_commands
-
     policies = parse_policies(arguments.policies)
     is_gpu = cuda.is_gpu(arguments.device)
     if not is_gpu and not re.fullmatch(r"cpu(:[^\s,]+)?", arguments.device):
@@ -181,12 +195,10 @@ def settings_from(arguments: Namespace) -> Settings:
         )
     allowed = os.sched_getaffinity(0)
     cpus = machine.parse_cpus(arguments.cpus, allowed) if arguments.cpus else allowed
-    if arguments.commands:
-        commands = read_commands(arguments.commands)
-    elif is_gpu:
-        commands = cuda.commands(arguments.device, arguments.correctness_work)
-    else:
-        commands = built_in_commands()
+    commands = _commands(arguments, is_gpu)
+    _check_reservation(os.environ, cpus)
+    for command in commands:
+        _check_reservation(command.env, cpus)
     count = arguments.count
     if count is None:
         count = default_count(commands, arguments.width)
@@ -203,6 +215,28 @@ def settings_from(arguments: Namespace) -> Settings:
         cpus=tuple(sorted(cpus)),
         krex={name: os.environ[name] for name in _KREX_VARIABLES if name in os.environ},
     )
+
+
+def _commands(arguments: Namespace, is_gpu: bool) -> list[Command]:
+    if arguments.commands:
+        return read_commands(arguments.commands)
+    if is_gpu:
+        return cuda.commands(arguments.device, arguments.correctness_work)
+    return built_in_commands()
+
+
+def _check_reservation(environment: Mapping[str, str], cpus: Collection[int]) -> None:
+    """Refuse reserved CPUs that would be krex's alone, and no other policy's."""
+    reserved = environment.get(RESERVED_VARIABLE, "").strip()
+    if reserved in ("", "none"):
+        return
+    try:
+        machine.parse_cpus(reserved, cpus)
+    except BenchUsageError as error:
+        raise BenchUsageError(
+            f"{RESERVED_VARIABLE} has to be some of the CPUs that all commands share (--cpus): "
+            f"{error}"
+        ) from None
 
 
 def _between(option: str, value: int, least: int, most: int) -> None:

@@ -15,7 +15,7 @@ def kill_tree(root: int) -> None:
     Who was detached from it (its parent has ended) is not found.
     """
     stopped: set[int] = set()
-    while born := {root, *_descendants(root)} - stopped:
+    while born := tree(root) - stopped:
         # All stand still before the first one dies: none can start another meanwhile, and the
         # children of the dead would have another parent.
         for pid in born:
@@ -25,13 +25,14 @@ def kill_tree(root: int) -> None:
         _signal(pid, signal.SIGKILL)
 
 
-def _descendants(root: int) -> set[int]:
+def tree(root: int) -> set[int]:
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for pid in processes():
         parent = _parent(pid)
         if parent is not None:
             children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    found = {root}
     waiting = [root]
     while waiting:
         more = [it for it in children.get(waiting.pop(), []) if it not in found]

@@ -133,8 +133,9 @@ class Results:
             }
 
     def _refuse_other_conditions(self, path: str, found: dict[str, Any]) -> None:
-        now: dict[str, Any] = {"krex": self.version, **self.settings.to_dict()}
-        then = {"krex": found["krex_version"], **found["settings"]}
+        # `krex` alone is a key of the settings, too.
+        now: dict[str, Any] = {"krex_version": self.version, **self.settings.to_dict()}
+        then = {"krex_version": found["krex_version"], **found["settings"]}
         for name in _SAME_MACHINE:
             now[name], then[name] = self.machine[name], found["machine"][name]
         for name, value in now.items():
@@ -189,6 +190,7 @@ def save(path: str, data: dict[str, Any]) -> None:
 
     Raises:
         OSError: if it cannot be written.
+        ValueError: if it has a number that JSON has not, such as infinity.
     """
     temporary = _temporary(path)
     with _or_remove(temporary):
@@ -204,8 +206,9 @@ def save_or_rescue(path: str, data: dict[str, Any]) -> str | None:
     """
     try:
         save(path, data)
-    except OSError as error:
-        return f"cannot write {path}: {error.strerror}; {_rescue(data)}"
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return f"cannot write {path}: {why}; {_rescue(data)}"
     return None
 
 
@@ -215,7 +218,7 @@ def _rescue(data: dict[str, Any]) -> str:
             descriptor, path = tempfile.mkstemp(".json", "krex-results-", directory)
         except OSError:
             continue
-        with _or_remove(path), contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError), _or_remove(path):
             with open(descriptor, "w", encoding="utf-8") as file:
                 _write(data, file)
             return f"what was measured is in {path}"

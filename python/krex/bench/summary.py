@@ -17,6 +17,8 @@ from krex.bench.statistics import median, percentile, relative_difference, share
 LARGEST_DRIFT = 0.03
 #: Solo itself has to come within 5% of its own median this often.
 LEAST_REPEATABILITY = 0.80
+#: A larger share of broken commands, which are in no other share, could change what those say.
+LARGEST_BROKEN = 0.05
 #: Fewer references of a kind than this say nothing.
 FEWEST_REFERENCES = 3
 
@@ -158,7 +160,13 @@ def _doubts(
                 f"{kind}: solo itself came within 5% of its median in {share:.0%} only "
                 f"(less than {LEAST_REPEATABILITY:.0%})"
             )
-    doubts += [
-        f"{entry['policy']}: no usable measurements" for entry in policies if not entry["usable"]
-    ]
+    for entry in policies:
+        broken = entry["commands"] - entry["usable"]
+        if not entry["usable"]:
+            doubts.append(f"{entry['policy']}: no usable measurements")
+        elif broken > LARGEST_BROKEN * entry["commands"]:
+            doubts.append(
+                f"{entry['policy']}: {broken} of {entry['commands']} commands broke "
+                f"(more than {LARGEST_BROKEN:.0%}), and are in none of its timings"
+            )
     return doubts

@@ -41,7 +41,7 @@ def lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def _policies(data: Mapping[str, Any]) -> list[str]:
-    header = ["policy", "commands/min", "usable", "within 2%", "5%", "10%"]
+    header = ["policy", "commands/min", "usable", "of those within 2%", "5%", "10%"]
     header += ["inflation p50", "p95", "max", "others", "verdicts"]
     rows = []
     for entry in data["policies"]:

@@ -31,7 +31,6 @@ pub mod drain;
 #[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
-pub mod fence;
 #[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::freezer::{Choice, Kind};
 use crate::hooks;
 use crate::isolate;
+use crate::keep_off;
 use crate::layout::{Layout, TENANTS, Tenant};
 use crate::process::{self, Identity};
 use crate::segment::Segment;
@@ -139,13 +140,11 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     tenant.queue.leave();
     set(&tenant.isolation, IsolationWord::NONE.0);
     set(&tenant.crowded, 0);
-    set(&tenant.fenced, 0);
-    set(&tenant.on_reserved, 0);
-    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].narrowed);
-    for (index, narrowed) in tenant.narrowed.iter().enumerate() {
-        // The process was born with its parent's mask, which may have been narrowed.
-        narrowed.set(&of_parent.map_or(CpuSet::default(), |it| it[index].get()));
-    }
+    tenant.on_reserved.set(&CpuSet::default());
+    // The process was born with its parent's mask, which may have been narrowed.
+    let before = registration.parent.and_then(|it| keep_off::before(&segment.tenants[it.slot]));
+    tenant.before.set(&before.unwrap_or_default());
+    set(&tenant.narrowed, before.map_or(SlotState::Free, |_| SlotState::Live) as u64);
     tenant.name.set(registration.name.as_bytes());
     tenant.cgroup.set(b"");
     for (device, ack) in tenant.acks.iter().enumerate() {
