@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import IS_REAL, ROOT, Gpu
+from gpu_stage import IS_REAL, ROOT, Gpu
 
 pytestmark = [pytest.mark.timeout(300)] + ([pytest.mark.gpu] if IS_REAL else [])
 

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Gpu
 from gpu.crew import read_line
+from gpu_stage import Gpu
 from test_clients import finish, proceed, python_program, start
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.gpu]

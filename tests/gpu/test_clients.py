@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import simgpu
-from conftest import IS_REAL, Gpu
 from gpu.crew import expect, read_line
+from gpu_stage import IS_REAL, Gpu
 from harness import LIMIT, wait_until
 
 pytestmark = [pytest.mark.timeout(300)] + ([pytest.mark.gpu] if IS_REAL else [])

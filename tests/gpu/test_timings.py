@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from conftest import IS_REAL, Gpu, Results, make_gpu
 from gpu.crew import Holder
 from gpu.kernels import TORCH_KERNELS
+from gpu_stage import IS_REAL, Gpu, Results, make_gpu
 from krex.bench.statistics import median, percentile, share_within
 
 pytestmark = [pytest.mark.timeout(400)] + ([pytest.mark.gpu] if IS_REAL else [])
