@@ -11,11 +11,13 @@ from functools import partial
 from typing import Any
 
 from krex._text import one_line
-from krex.bench import machine
+from krex.bench import cuda, machine
+from krex.bench.commands import Command, built_in_commands, read_commands
 from krex.bench.errors import BenchUsageError
 from krex.bench.policies import POLICIES, parse_policies
 from krex.bench.settings import RESERVED_VARIABLE, Settings, default_count
 
+_DEVICES = "cpu (default), cpu:NAME, or a GPU: nvidia-smi's index of it, or its UUID"
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 
 # What changes how krex does its part; a run is not resumed under another value.
@@ -33,11 +35,7 @@ agree with each other. docs/method.md says how it is measured."""
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the options of ``krex bench``, and ``krex bench gate``."""
     parser.description = _DESCRIPTION
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        help="cpu (default), cpu:NAME, or a GPU by nvidia-smi's index or its UUID",
-    )
+    parser.add_argument("--device", default="cpu", help=_DEVICES)
     parser.add_argument(
         "--policies",
         default=",".join(POLICIES),
@@ -61,6 +59,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="FILE",
         help='commands to run instead of the built-in ones, one {"argv": […], "kind": "…", '
         '"env": {…}} per line; each prints a line of JSON with its kind and ms',
+    )
+    parser.add_argument(
+        "--correctness-work",
+        type=int,
+        metavar="N",
+        help="rounds in which a built-in command for a GPU checks its kernel there (default: "
+        f"{cuda.DEFAULT_WORK})",
     )
     parser.add_argument(
         "--timeout", type=float, default=60, metavar="S", help="seconds per command (default: 60)"
@@ -174,12 +179,13 @@ def settings_from(arguments: Namespace) -> Settings:
 
     Raises:
         BenchUsageError: if they make no sense.
-        BenchError: if numpy is needed and missing.
+        BenchError: if numpy or torch is needed and missing.
     """
-    from krex.bench.commands import built_in_commands, read_commands
-
     policies = parse_policies(arguments.policies)
     device = _device(arguments.device)
+    is_gpu = cuda.is_gpu(device)
+    if arguments.correctness_work is not None and (arguments.commands or not is_gpu):
+        raise BenchUsageError("--correctness-work is for the built-in commands for a GPU")
     for name, most in (("width", 1000), ("rounds", 1000), ("threads", 1000)):
         _between(f"--{name}", getattr(arguments, name), 1, most)
     if not 0 < arguments.timeout <= _LONGEST_TIMEOUT_S:  # NaN is not either
@@ -188,7 +194,7 @@ def settings_from(arguments: Namespace) -> Settings:
         )
     allowed = os.sched_getaffinity(0)
     cpus = machine.parse_cpus(arguments.cpus, allowed) if arguments.cpus else allowed
-    commands = read_commands(arguments.commands) if arguments.commands else built_in_commands()
+    commands = _commands(arguments, device)
     _check_reservation(os.environ, cpus)
     for command in commands:
         _check_reservation(command.env, cpus)
@@ -208,6 +214,14 @@ def settings_from(arguments: Namespace) -> Settings:
         cpus=tuple(sorted(cpus)),
         krex={name: os.environ[name] for name in _KREX_VARIABLES if name in os.environ},
     )
+
+
+def _commands(arguments: Namespace, device: str) -> list[Command]:
+    if arguments.commands:
+        return read_commands(arguments.commands)
+    if cuda.is_gpu(device):
+        return cuda.commands(device, arguments.correctness_work)
+    return built_in_commands()
 
 
 def _check_reservation(environment: Mapping[str, str], cpus: Collection[int]) -> None:

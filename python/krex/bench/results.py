@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from krex.bench import summary
+from krex.bench import groups, summary
 from krex.bench.errors import BenchUsageError
 from krex.bench.measurement import Measurement
 from krex.bench.settings import Settings, Turn
@@ -84,6 +84,7 @@ class Results:
             "inconclusive_because": found.doubts,
             "references": found.references,
             "policies": found.policies,
+            "groups": groups.summarise(found.policies, found.references, self.settings.device),
             "turns": [
                 {"policy": policy, "round": number, **vars(result)}
                 for (policy, number), result in self.turns.items()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from krex.bench.groups import launch_bound
 from krex.bench.measurement import Measurement
 from krex.bench.policies import SOLO
 from krex.bench.settings import Settings
@@ -57,7 +58,9 @@ def summarise(
         cpu_s = entry["seconds"] * len(settings.cpus)
         others_s = turns[policy.name].others_s if policy.name in turns else 0.0
         policies.append(entry | {"others_share": min(1.0, others_s / cpu_s) if cpu_s else None})
-    return Summary(references, policies, _doubts(policies, references))
+    short = launch_bound(references, settings.device)
+    judged = {kind: found for kind, found in references.items() if kind not in short}
+    return Summary(references, policies, _doubts(policies, judged))
 
 
 def _references(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from krex._text import printable, table
+from krex.bench import groups
 from krex.bench.machine import in_words
 from krex.bench.policies import POLICIES
 
@@ -27,7 +28,13 @@ def lines(data: Mapping[str, Any]) -> list[str]:
         "",
         *_kinds(data),
     ]
-    for section in (_broken(data), _regions(data), _reasons(data), _verdict(data)):
+    for section in (
+        groups.lines(data),
+        _broken(data),
+        _regions(data),
+        _reasons(data),
+        _verdict(data),
+    ):
         if section:
             text += ["", *section]
     return text

@@ -33,7 +33,6 @@ pub mod error;
 #[cfg(not(loom))]
 pub mod evict;
 #[cfg(not(loom))]
-#[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]
 mod hand_over;

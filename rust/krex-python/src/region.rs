@@ -61,6 +61,9 @@ impl Drop for Region {
     }
 }
 
+/// A region that was entered, and what `krex.nvml` saw of its GPU before.
+type Entered = (Py<Region>, Option<Py<PyAny>>);
+
 /// The native half of `krex.region.critical`. A signal handler of Python's can raise before the
 /// first line of any Python function, also of an `__exit__`, which then would leave nothing; it
 /// cannot in these.
@@ -70,7 +73,7 @@ pub struct Critical {
     timeout: Option<f64>,
     max_hold: f64,
     drain_timeout: f64,
-    regions: Mutex<Vec<(Py<Region>, Option<Py<PyAny>>)>>,
+    regions: Mutex<Vec<Entered>>,
     report: Mutex<Option<Py<Report>>>,
 }
 
