@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use krex_core::budget;
 use krex_core::client::{self, Host, SLICE, Watch};
 use krex_core::device;
 use krex_core::freezer::Choice;
@@ -51,6 +52,8 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
+    // Else the command would be told at its first region, perhaps minutes later.
+    budget::max_closed().map_err(Exit::usage)?;
     let host = Native { program: own_path()? };
     let directory = runtime_dir().map_err(Exit::failed)?;
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
