@@ -261,6 +261,13 @@ def test_what_cannot_be_compared_is_not_counted() -> None:
     assert (found.policies[1]["usable"], found.policies[1]["compared"]) == (2, 1)
 
 
+def test_all_ratios_of_what_is_believed_are_finite() -> None:
+    extremes = [1e-9, 1e12, 1e-9, 1e12]
+    found = said(*[measured("solo", turn, *extremes) for turn in (1, 3)], STEADY[0])
+    json.dumps([found.references, found.policies], allow_nan=False)
+    assert found.policies[0]["inflation_max"] > 1
+
+
 # Turns
 
 
@@ -358,6 +365,21 @@ def test_usage_errors(options: list[str], message: str, capsys: pytest.CaptureFi
         ('{"argv": []}', "argv is a list of words"),
         ('{"argv": "true"}', "argv is a list of words"),
         ('{"argv": ["a\\u0000"]}', "argv is a list of words"),
+        ('{"argv": ["\\ud800"]}', "'\\ud800' cannot be handed to a command"),
+        ('{"argv": ["true"], "env": {"A": "\\ud800"}}', "'\\ud800' cannot be handed to"),
+        ('{"argv": ["true"], "env": {"\\ud800": ""}}', "'\\ud800' cannot be handed to"),
+        ('{"argv": ["true"], "env": {"A": "\\u0000"}}', "env is an object whose values are words"),
+        ('{"argv": ["true"], "env": {"\\u0000": ""}}', "'\\x00' is no name of an environment"),
+        (
+            '{"argv": ["true"], "kind": "\\ud800"}',
+            "the kind '\\ud800' cannot be written in UTF-8",
+        ),
+        (
+            '{"argv": ["true"], "kind": "\\udcff"}',
+            "the kind '\\udcff' cannot be written in UTF-8",
+        ),
+        ('{"argv": ["true"], "kind": "\\u0000"}', "kind is a word"),
+        ("[" * 100_000, "not JSON that can be read: too deep"),
         ('{"argv": ["true"], "kind": 1}', "kind is a word"),
         ('{"argv": ["true"], "env": {"A": 1}}', "env is an object whose values are words"),
         ('{"argv": ["true"], "env": {"A=": "1"}}', "'A=' is no name of an environment variable"),
@@ -624,6 +646,28 @@ def test_the_time_limit_is_the_same_for_who_handles_sigterm(bench: Bench) -> Non
         assert entry["broken"] == {"timed out": len(entry["measurements"])}, entry["policy"]
     # Who waits for the lock is not ended with the one that has it.
     assert bench.policy("exclusive")["seconds"] >= 1.0
+
+
+@pytest.mark.parametrize("word", ["a\0b", "\ud800"])
+def test_what_cannot_be_handed_over_is_not_started(word: str) -> None:
+    command = Command(("true", word), "k")
+    settings = Settings((command,), parse_policies("ungated"), width=1)
+    with launch.Launcher(settings) as launcher:
+        assert launcher.try_start(launch.Job(Turn(POLICIES["ungated"], 1), 0, 0, command))
+        (found,) = launcher.wait(0)
+    assert found.outcome == "not started"
+    assert found.detail.endswith(": true")
+
+
+def test_names_of_programs_need_not_be_text(bench: Bench, tmp_path: Path) -> None:
+    program = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    program.write_text(f"#!/bin/sh\n{prints('k', 1)}\n")
+    program.chmod(0o700)
+    options = ["--rounds=1", "--count=3", "--policies=krex"]
+    bench.commands.write_bytes(b'{"argv": ["%s"]}\n' % os.fsencode(program))
+    argv = [*KREX, "bench", "--commands", str(bench.commands), *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,8 +39,9 @@ _LOOK_AGAIN_S = 0.05
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
 _NO_CPUS = "none"
-# Statuses by which what is run before a command says that it could not start it.
-_NOT_STARTED = (125, 126, 127)
+# Statuses by which what is run before a command says that it could not start it: `krex run` also
+# that a setting makes no sense.
+_NOT_STARTED = (2, 125, 126, 127)
 
 
 @dataclass(frozen=True)
@@ -149,11 +150,12 @@ class Launcher:
         try:
             running.process = self._start(running)
             running.pidfd = os.pidfd_open(running.process.pid)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if running.process is not None:
                 running.kill()
                 running.process.wait()
-            failure = Printed("not started", f"{error.strerror}: {job.command.argv[0]}")
+            why = error.strerror if isinstance(error, OSError) else error
+            failure = Printed("not started", f"{why}: {job.command.argv[0]}")
             self._failed.append(_measurement(running, failure))
             self._free.append(running.slot)
             running.close()
@@ -169,7 +171,9 @@ class Launcher:
         policy, command = running.job.turn.policy, running.job.command
         argv = list(command.argv)
         if policy is KREX:
-            options = ["--device", self._settings.device, "--name", command.name]
+            # A program's name may be no text, and empty.
+            name = command.name.encode(errors="backslashreplace").decode() or "command"
+            options = ["--device", self._settings.device, "--name", name]
             argv = [self._krex, "run", *options, "--", *argv]
         elif policy is EXCLUSIVE:
             argv = [sys.executable, "-I", "-S", queueing.__file__, str(running.lock), *argv]
