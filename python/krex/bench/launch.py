@@ -18,6 +18,7 @@ from typing import IO, Any
 from krex._native import native_program
 from krex.bench import queueing
 from krex.bench.commands import Command
+from krex.bench.errors import BenchError, BenchUsageError
 from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
@@ -33,6 +34,8 @@ _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 _TOO_MUCH = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
+# A command that does nothing has ended by then.
+_TRY_LIMIT_S = 30.0
 # Shortest time until a command that was kept waiting is looked at again.
 _LOOK_AGAIN_S = 0.05
 # The size of the environment moves the stack, which can change timings: it is always the same.
@@ -138,6 +141,47 @@ class Launcher:
     def running(self) -> int:
         """How many commands run now."""
         return len(self._running)
+
+    def try_krex(self) -> None:
+        """Find out now whether `krex run` accepts the settings of all commands.
+
+        Raises:
+            BenchUsageError: if it does not, with its message.
+            BenchError: if it cannot be run.
+        """
+        settings: list[dict[str, str]] = []
+        for command in self._settings.commands:
+            own = {name: it for name, it in command.env.items() if name.startswith("KREX_")}
+            if own not in settings:
+                settings.append(own)
+        for own in settings:
+            try:
+                done = subprocess.run(
+                    # Not `true`, which may not be there.
+                    [
+                        self._krex,
+                        "run",
+                        "--device",
+                        self._settings.device,
+                        "--",
+                        self._krex,
+                        "--version",
+                    ],
+                    env=self._environment
+                    | own
+                    | {"KREX_RUNTIME_DIR": str(self._runtime_dir(KREX, 0))},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    start_new_session=True,
+                    timeout=_TRY_LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise BenchError(f"`krex run` did not end within {_TRY_LIMIT_S:g} s") from None
+            if done.returncode != 0:
+                said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                message = f"`krex run` refuses to run: {said.removeprefix('krex: ')}"
+                raise (BenchUsageError if done.returncode == 2 else BenchError)(message)
 
     def try_start(self, job: Job) -> bool:
         """Start a command if its policy lets it run now; one that cannot be started has ended."""

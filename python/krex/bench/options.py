@@ -13,7 +13,7 @@ from typing import Any
 from krex._text import one_line
 from krex.bench import machine
 from krex.bench.errors import BenchUsageError
-from krex.bench.policies import POLICIES, parse_policies
+from krex.bench.policies import KREX, POLICIES, parse_policies
 from krex.bench.settings import RESERVED_VARIABLE, Settings, default_count
 
 _LONGEST_TIMEOUT_S = 7 * 24 * 3600
@@ -119,6 +119,7 @@ def run_bench(arguments: Namespace) -> int:
     from krex import __version__
     from krex.bench import table
     from krex.bench.interruption import Interruption
+    from krex.bench.launch import Launcher
     from krex.bench.progress import Progress
     from krex.bench.results import Results, check_path, is_unfinished, save_or_rescue
     from krex.bench.run import run
@@ -135,11 +136,12 @@ def run_bench(arguments: Namespace) -> int:
                 "--resume needs --export-json FILE, which says what to go on with"
             )
         results.load(path)
-    else:
-        if path is not None and is_unfinished(path):
-            raise BenchUsageError(
-                f"{path} holds an interrupted run: go on with --resume, or remove it"
-            )
+    elif path is not None and is_unfinished(path):
+        raise BenchUsageError(f"{path} holds an interrupted run: go on with --resume, or remove it")
+    if KREX in settings.policies and not results.is_finished:
+        with Launcher(settings) as launcher:
+            launcher.try_krex()
+    if not arguments.resume:
         results.busy_before = round(machine.busy_share(), 3)
         if results.busy_before >= 0.05:
             progress.say(
