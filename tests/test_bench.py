@@ -24,8 +24,11 @@ from typing import IO, Any
 import pytest
 from evaluator import read
 from harness import is_running, wait_until
+from krex import doctor
+from krex._findings import Machine
 from krex.bench import gate_stage, launch, machine, results, statistics, summary
 from krex.bench.commands import Command
+from krex.bench.directories import abandoned
 from krex.bench.errors import BenchError, BenchUsageError
 from krex.bench.interruption import Interruption
 from krex.bench.measurement import Measurement, read_output
@@ -691,6 +694,14 @@ def test_what_cannot_be_handed_over_is_not_started(word: str) -> None:
     assert found.detail.endswith(": true")
 
 
+def test_status_2_of_krex_run_is_not_the_command_s(bench: Bench) -> None:
+    script = "echo 'krex: no' >&2; exit 2"  # as krex run ends where a setting makes no sense
+    options = ["--rounds=1", "--count=1", "--policies=krex"]
+    bench.run([shell(script)], *options, status=INCONCLUSIVE)
+    assert bench.policy("solo")["broken"] == {"crashed": 2}
+    assert bench.policy("krex")["broken"] == {"not started": 1}
+
+
 def test_names_of_programs_need_not_be_text(bench: Bench, tmp_path: Path) -> None:
     program = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     program.write_text(f"#!/bin/sh\n{prints('k', 1)}\n")
@@ -700,6 +711,42 @@ def test_names_of_programs_need_not_be_text(bench: Bench, tmp_path: Path) -> Non
     argv = [*KREX, "bench", "--commands", str(bench.commands), *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_killed_bench_leaves_no_commands_and_what_it_leaves_is_swept(
+    bench: Bench, tmp_path: Path, policy: str
+) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = {policy} ]; then echo $$ >> {shlex.quote(str(pids))}; "
+        f"exec sleep 1000; fi; {prints('k', 1)}"
+    )
+    options = ["--width=2", "--count=2", "--rounds=1", f"--policies={policy}"]
+    at_once = 1 if POLICIES[policy].is_serial or policy == "exclusive" else 2
+    with subprocess.Popen(bench.argv([shell(script)], *options)) as process:
+        try:
+            wait_until(
+                lambda: pids.exists() and len(pids.read_text().split()) == at_once, "they run"
+            )
+            # The directory of the bench itself, not of its trial.
+            (name,) = own_directories(process.pid)
+            assert Path("/dev/shm", name) not in abandoned()
+        finally:
+            process.kill()
+    wait_until(
+        lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "they are gone"
+    )
+    assert Path("/dev/shm", name) in abandoned()
+    (finding,) = doctor.check_bench_directories(Machine({}))
+    assert finding.level == "warning"
+    assert name in str(finding.remedy)
+    assert main(["bench", "gate", "--siblings=0"]) == 0
+    assert not Path("/dev/shm", name).exists()
+
+
+def own_directories(pid: int) -> set[str]:
+    return {it for it in directories() if it.startswith(f"krex-bench-{pid}-")}
 
 
 def test_what_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:

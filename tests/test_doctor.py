@@ -40,6 +40,7 @@ CHECKED = {
     "cpus",
     "reserved-cpus",
     "max-closed",
+    "bench-directories",
     "native-program",
 }
 

@@ -425,6 +425,22 @@ def check_max_closed(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def check_bench_directories(machine: Machine) -> Iterator[Finding]:
+    """Whether benches that were killed have left directories behind."""
+    from krex.bench.directories import abandoned
+
+    left = [str(it) for it in abandoned()]
+    if left:
+        yield Finding(
+            "bench-directories",
+            "warning",
+            f"left behind by `krex bench`, which was killed: {one_line(some(left))}",
+            f"rm -r {' '.join(shlex.quote(it) for it in left)}",
+        )
+    else:
+        yield Finding("bench-directories", "ok", "no bench that was killed has left anything")
+
+
 def check_native_program(machine: Machine) -> Iterator[Finding]:
     """Whether the native program that launches commands is installed."""
     try:
@@ -456,6 +472,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("cpus", check_cpus),
     ("reserved-cpus", check_reserved_cpus),
     ("max-closed", check_max_closed),
+    ("bench-directories", check_bench_directories),
     ("native-program", check_native_program),
 )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +17,12 @@ from typing import IO, Any
 from krex._native import native_program
 from krex.bench import queueing
 from krex.bench.commands import Command
+from krex.bench.directories import Directory
 from krex.bench.errors import BenchError, BenchUsageError
-from krex.bench.machine import make_directory
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
-from krex.bench.processes import kill_tree, tree
+from krex.bench.processes import end_with_parent, kill_tree, tree
 from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
 from krex.errors import KrexError
 
@@ -115,7 +114,8 @@ class Launcher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._krex = native_program()
-        self.directory = make_directory()
+        self._own = Directory()
+        self.directory = self._own.path
         self._lock_path = self.directory / "lock"
         self._lock_path.touch(0o600)
         self._environment = {
@@ -230,6 +230,7 @@ class Launcher:
             stdout=running.output,
             stderr=running.errors,
             start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
+            preexec_fn=end_with_parent(),
             pass_fds=() if running.lock is None else (running.lock,),
         )
 
@@ -392,19 +393,7 @@ class Launcher:
         """End all commands, take krex out of the runtime directories, and remove them."""
         self.kill_all()
         self._selector.close()
-        for directory in self.directory.iterdir():
-            if (directory / "segment").exists():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    subprocess.run(
-                        [self._krex, "recover", "--purge"],
-                        env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
-                        stdin=subprocess.DEVNULL,
-                        capture_output=True,
-                        check=False,
-                        start_new_session=True,
-                        timeout=_KILL_LIMIT_S,
-                    )
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._own.remove(self._krex)
 
 
 def _measurement(running: _Running, printed: Printed, ended_at: float | None = None) -> Measurement:

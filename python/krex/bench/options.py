@@ -101,7 +101,9 @@ def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
 
     `defaults` are those of the options of ``krex bench``, of which none is for this.
     """
+    from krex._native import native_program
     from krex.bench import gate
+    from krex.bench.directories import remove_abandoned
 
     for name, value in defaults.items():
         if getattr(arguments, name) != value:
@@ -111,13 +113,16 @@ def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
             )
     _between("--siblings", arguments.siblings, 0, 1000)
     _between("--repeats", arguments.repeats, 1, 1_000_000)
+    remove_abandoned(native_program())
     return gate.show(arguments.siblings, arguments.repeats, arguments.export_rows)
 
 
 def run_bench(arguments: Namespace) -> int:
     """Do what ``krex bench`` asks for; returns the exit status."""
     from krex import __version__
+    from krex._native import native_program
     from krex.bench import table
+    from krex.bench.directories import remove_abandoned
     from krex.bench.interruption import Interruption
     from krex.bench.launch import Launcher
     from krex.bench.progress import Progress
@@ -138,6 +143,7 @@ def run_bench(arguments: Namespace) -> int:
         results.load(path)
     elif path is not None and is_unfinished(path):
         raise BenchUsageError(f"{path} holds an interrupted run: go on with --resume, or remove it")
+    remove_abandoned(native_program())
     if KREX in settings.policies and not results.is_finished:
         with Launcher(settings) as launcher:
             launcher.try_krex()
