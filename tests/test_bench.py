@@ -962,6 +962,30 @@ def test_the_file_is_written_when_no_command_runs(monkeypatch: pytest.MonkeyPatc
     assert len(saved) == len(settings.turns())
 
 
+def test_a_bench_that_was_stopped_itself_ends_nobody_for_it(bench: Bench, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = ungated ]; then echo $$ >> {shlex.quote(str(log))}; sleep 1; "
+        f"fi; {prints('k', 1)}"
+    )
+    options = ["--width=2", "--count=2", "--rounds=1", "--timeout=2", "--policies=ungated"]
+    process = subprocess.Popen(bench.argv([shell(script)], *options), stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: log.exists() and len(log.read_text().split()) == 2, "both run")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    entry = bench.policy("ungated")
+    assert entry["broken"] == {}
+    assert entry["stopped_s"] > 2.5
+    assert entry["seconds"] < 2
+    assert b"krex bench itself was stopped for 3 s while commands ran" in out
+
+
 def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Wait for the end of a bench; one that does not end is killed."""
     try:
@@ -982,6 +1006,81 @@ def test_only_its_own_files_are_resumed(bench: Bench, text: str) -> None:
     done = bench.run([shell("true")], "--resume", status=2)
     assert str(bench.file) in done.stderr
     assert bench.file.read_text() == text
+
+
+def test_measurements_that_were_changed_are_not_resumed(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands, options = [shell(prints("k", 1))], ["--rounds=1", "--count=1", "--policies=krex"]
+    bench.run(commands, *options, status=INCONCLUSIVE)
+    fine = bench.file.read_text()
+
+    def refused(text: str) -> None:
+        bench.file.write_text(text)
+        assert main([*bench.argv(commands, *options)[3:], "--resume"]) == 2, text
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"krex: {bench.file} is not a file of `krex bench"), text
+        assert shown.count("\n") == 1
+        assert bench.file.read_text() == text
+
+    measurement: dict[str, list[Any]] = {
+        "policy": [5, "none", "ungated", None],
+        "round": ["x", 0, 3, 1.0, True, None, [1]],
+        "position": [-1, 1, "0", None],
+        "command": [-1, 1, None],
+        "kind": [5, "", None],
+        "outcome": ["fine", None, ["ok"]],
+        "detail": [1, None],
+        "ms": [math.nan, math.inf, -1, 0, "1", None, True],
+        "verdict": [["x"], 1],
+        "reasons": [[["a"]], "abc", None, [1]],
+        "started_at": [math.nan, -math.inf, "0", None, 10**400],
+        "ended_at": [math.nan, "x", None, False],
+        "exit_status": ["0", 0.5, 256, -1],
+        "signal": ["9", True],
+    }
+    turn: dict[str, list[Any]] = {
+        "policy": ["x", None, ["krex"]],
+        "round": [7, "1", None],
+        "regions": ["x", -1, 1.5, math.nan],
+        "seconds": [math.nan, -5, math.inf, 5e-324, "1", None, 10**400],
+        "others_s": [math.nan, -1, None],
+        "stopped_s": [math.inf, -1, None],
+    }
+    run: dict[str, list[Any]] = {
+        "busy_before": [math.inf, math.nan, -1, 2, "0", None],
+        "started_at": [math.nan, "x", None],
+        "turns": [[], 5, None, {}, [1]],
+        "policies": [5, None, [1], {"a": 1}],
+    }
+    for place, wrong in ((find_measurement, measurement), (find_turn, turn), (dict, run)):
+        for name, values in wrong.items():
+            for value in values:
+                data = json.loads(fine)
+                entry = data if place is dict else place(data)
+                assert name in entry
+                entry[name] = value
+                refused(json.dumps(data))
+    data = json.loads(fine)
+    data["policies"][1]["measurements"] *= 2
+    refused(json.dumps(data))
+    data = json.loads(fine)
+    data["turns"] *= 2
+    refused(json.dumps(data))
+    refused("[" * 200_000)
+    refused("9" * 5000)
+    bench.file.write_text(fine)
+    bench.run(commands, *options, "--resume", status=INCONCLUSIVE)
+
+
+def find_measurement(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["policies"][1]["measurements"][0]
+    return found
+
+
+def find_turn(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["turns"][1]
+    return found
 
 
 def test_a_bar_is_shown_on_terminals_only(bench: Bench) -> None:

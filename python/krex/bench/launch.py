@@ -282,8 +282,11 @@ class Launcher:
             return ended
         now = time.monotonic()
         soonest = min(it.deadline for it in self._running)
-        for key, _ in self._selector.select(max(0.0, min(seconds, soonest - now))):
-            ended.append(self._finish(key.data))
+        ended += self._finish_all(max(0.0, min(seconds, soonest - now)))
+        if any(time.monotonic() >= it.deadline for it in self._running):
+            # Nobody is ended for a limit that has ended by itself: this process may have been
+            # stopped meanwhile.
+            ended += self._finish_all(0)
         for running in list(self._running):
             if time.monotonic() >= running.deadline:
                 if running.killed_for is not None:
@@ -293,6 +296,9 @@ class Launcher:
             elif running.killed_for is None and running.printed_bytes() > _MOST_OUTPUT_BYTES:
                 self._kill_for(running, "bad result", _TOO_MUCH)
         return ended
+
+    def _finish_all(self, seconds: float) -> list[Measurement]:
+        return [self._finish(key.data) for key, _ in self._selector.select(seconds)]
 
     def _has_time_left(self, running: _Running) -> bool:
         """Whether it was kept waiting, and so has time left; then its deadline is put off."""

@@ -19,6 +19,8 @@ _LOOK_S = 0.1
 # The file is written again after each turn, when no command runs that this could disturb; within
 # a long one at most so often.
 _SAVE_S = 30.0
+# A longer sleep than this was not one: somebody has stopped this process, as Ctrl-Z does.
+_STOPPED_S = 1.0
 
 
 def run(results: Results, path: str | None, interruption: Interruption, progress: Progress) -> None:
@@ -74,6 +76,7 @@ class Run:
             return
         result = self._results.turn(turn)
         seconds, regions, others_s = result.seconds, result.regions or 0, result.others_s
+        stopped_s = 0.0
         others = OthersUse(self._settings.cpus)
         regions_before = launcher.regions_so_far(turn.policy)
         started = time.monotonic()
@@ -87,10 +90,15 @@ class Run:
                 break
             while waiting is not None and launcher.try_start(waiting):
                 waiting = next(jobs, None)
-            for measurement in launcher.wait(_LOOK_S):
+            looked = time.monotonic()
+            measurements = launcher.wait(_LOOK_S)
+            if (pause := time.monotonic() - looked) > _STOPPED_S:
+                stopped_s += pause
+                result.stopped_s += pause
+            for measurement in measurements:
                 self._results.measurements.append(measurement)
                 ended += 1
-                result.seconds = seconds + time.monotonic() - started
+                result.seconds = seconds + time.monotonic() - started - stopped_s
             self._show(turn)
             if time.monotonic() > self._saved + _SAVE_S:
                 self._save()

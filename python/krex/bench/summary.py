@@ -29,6 +29,7 @@ class _Turns(Protocol):
     seconds: float
     regions: int | None
     others_s: float
+    stopped_s: float
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def summarise(
         own = [it for it in measurements if it.policy == policy.name]
         width = 1 if policy.is_serial else settings.width
         entry = _entry(policy.name, width, own, references, turns.get(policy.name))
-        cpu_s = entry["seconds"] * len(settings.cpus)
+        cpu_s = (entry["seconds"] + entry["stopped_s"]) * len(settings.cpus)
         others_s = turns[policy.name].others_s if policy.name in turns else 0.0
         policies.append(entry | {"others_share": min(1.0, others_s / cpu_s) if cpu_s else None})
     return Summary(references, policies, _doubts(policies, references))
@@ -108,6 +109,7 @@ def _entry(
         "usable": len(usable),
         "broken": dict(sorted(broken.items())),
         "seconds": seconds,
+        "stopped_s": turns.stopped_s if turns else 0.0,
         "commands_per_minute": 60 * len(usable) / seconds if usable and seconds else None,
         **_fidelity(usable, references),
         "verdicts": dict(sorted(Counter(it.verdict or "not told" for it in usable).items())),

@@ -114,6 +114,11 @@ def _verdict(data: Mapping[str, Any]) -> list[str]:
         text.append(f"interrupted after {done} commands")
     if data["busy_before"] >= 0.05:
         text.append(f"other processes used {data['busy_before']:.0%} of the CPUs before the start")
+    if stopped := sum(entry["stopped_s"] for entry in data["policies"]):
+        text.append(
+            f"krex bench itself was stopped for {stopped:.0f} s while commands ran; "
+            "this is not in commands/min"
+        )
     if not data["is_conclusive"]:
         text.append("inconclusive:")
         text += [f"  {printable(doubt)}" for doubt in data["inconclusive_because"]]
