@@ -597,7 +597,11 @@ def test_all_policies_and_every_measurement_are_in_the_file(bench: Bench) -> Non
                 1.5 if (entry["policy"], it["kind"]) == ("ungated", "b") else 1.0
             )
             assert found["started_at"] < it["started_at"] < it["ended_at"] < time.time()
-    assert "only 0 regions in 4 usable commands" in done.stdout
+    assert "region-lock: only 0 regions in 4 usable commands" in done.stdout
+    assert (
+        "krex: 4 of 4 usable commands told no verdict (regions of all 4 commands: 0)" in done.stdout
+    )
+    assert "4 told none" in done.stdout
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -781,6 +785,21 @@ def test_region_lock_says_who_does_not_take_part(bench: Bench, tmp_path: Path) -
     done = bench.run([{"argv": argv}], *options)
     assert bench.policy("region-lock")["regions"] == 0
     assert "region-lock: only 0 regions in 2 usable commands" in done.stdout
+
+
+def test_regions_of_broken_commands_hide_nobody_without_one(bench: Bench) -> None:
+    marked = "from krex.bench import region\nwith region(): pass\nexit(1)"
+    commands = [
+        {"argv": [sys.executable, "-c", marked], "kind": "broken"},
+        shell(prints("k" * 50, 1)),
+    ]
+    options = ["--count=2", "--rounds=1", "--policies=krex"]
+    done = bench.run(commands, *options, status=INCONCLUSIVE)
+    assert bench.policy("krex")["regions"] == 1
+    said = "krex: 1 of 1 usable commands told no verdict (regions of all 2 commands: 1)"
+    assert said in done.stdout
+    assert "k" * 39 + "…" in done.stdout
+    assert done.stdout.count("k" * 41) == 1  # among the reasons why it is inconclusive
 
 
 def test_broken_commands_are_counted_and_shown(bench: Bench, tmp_path: Path) -> None:

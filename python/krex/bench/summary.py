@@ -20,6 +20,8 @@ LEAST_REPEATABILITY = 0.80
 LARGEST_BROKEN = 0.05
 #: Fewer references of a kind than this say nothing.
 FEWEST_REFERENCES = 3
+#: In the place of the verdict of commands that print none.
+NOT_TOLD = "not told"
 
 _TOLERANCES = {"within_2pct": 0.02, "within_5pct": 0.05, "within_10pct": 0.10}
 _INFLATIONS = {"inflation_p50": 0.5, "inflation_p95": 0.95, "inflation_max": 1.0}
@@ -112,7 +114,7 @@ def _entry(
         "stopped_s": turns.stopped_s if turns else 0.0,
         "commands_per_minute": 60 * len(usable) / seconds if usable and seconds else None,
         **_fidelity(usable, references),
-        "verdicts": dict(sorted(Counter(it.verdict or "not told" for it in usable).items())),
+        "verdicts": dict(sorted(Counter(it.verdict or NOT_TOLD for it in usable).items())),
         "regions": turns.regions if turns else None,
         "kinds": {
             kind: _fidelity([it for it in usable if it.kind == kind], references)
