@@ -341,6 +341,8 @@ def test_what_is_taken_as_a_result(output: str, outcome: str) -> None:
         (["--policies", ","], "no policy is named; there are solo, ungated"),
         (["--timeout", "1e300"], "--timeout is a number of seconds above 0"),
         (["--timeout", "nan"], "--timeout is a number of seconds above 0"),
+        (["--export-json", ""], "--export-json needs the name of a file"),
+        (["gate", "--export-json", ""], "--export-json needs the name of a file"),
         (["--resume"], "--resume needs --export-json FILE"),
         (["--commands", "/dev/null"], "/dev/null: no commands in it"),
         (["--frob"], "unrecognized arguments: --frob"),
@@ -498,6 +500,8 @@ def test_a_file_that_cannot_be_written_is_found_out_first(
     assert main(["bench", *what, "--export-json", str(tmp_path / name)]) == status
     shown = capsys.readouterr()
     assert (shown.out, message in shown.err) == ("", True)
+    assert str(tmp_path / name) in shown.err
+    assert ".lock" not in shown.err
     assert not ran.exists()
     assert {it.name for it in tmp_path.iterdir()} == {"pipe", "commands"}
 
@@ -506,11 +510,39 @@ def test_a_file_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "link"
     link.symlink_to("elsewhere/file")
-    results.check_path(str(link))
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    results.save(str(link), {"a": 1})
+    with results.reserved(str(link)):
+        results.save(str(link), {"a": 1})
+    assert [it.name for it in (tmp_path / "elsewhere").iterdir()] == ["file"]
     assert link.is_symlink()
     assert json.loads((tmp_path / "elsewhere" / "file").read_text()) == {"a": 1}
+
+
+def test_two_benches_do_not_write_to_one_file(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = bench.argv([shell("true")], "--policies=solo", "--count=1", "--rounds=1")[3:]
+    with results.reserved(str(bench.file)):
+        for words in (argv, ["bench", "gate", f"--export-json={bench.file}"]):
+            assert main(words) == 2
+            assert capsys.readouterr().err == f"krex: another krex bench writes to {bench.file}\n"
+    assert main(argv) == INCONCLUSIVE
+    assert {it.name for it in bench.file.parent.iterdir()} == {bench.commands.name, bench.file.name}
+
+
+def test_a_result_that_nobody_would_see_is_not_measured(bench: Bench, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    argv = bench.argv([shell(f"touch {shlex.quote(str(ran))}")], "--count=1", "--rounds=1")
+    without = [it for it in argv if it not in ("--export-json", str(bench.file))]
+    for words, status in ((without, 1), (argv, INCONCLUSIVE)):
+        done = subprocess.run(
+            ["sh", "-c", f"exec {shlex.join(words)} >&-"],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert ("standard output is closed" in done.stderr) == (status == 1)
+        assert ran.exists() == (status != 1)
 
 
 def test_what_cannot_be_saved_any_more_is_saved_elsewhere(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -22,6 +23,8 @@ _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 _KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", RESERVED_VARIABLE)
 
 FAILED = 125
+#: Nobody would have seen the result.
+UNHEARD = 1
 INCONCLUSIVE = 3
 
 _DESCRIPTION = """\
@@ -119,6 +122,24 @@ def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
 
 def run_bench(arguments: Namespace) -> int:
     """Do what ``krex bench`` asks for; returns the exit status."""
+    from krex.bench.results import reserved
+
+    settings = settings_from(arguments)
+    path = arguments.export_json
+    if path is None:
+        if arguments.resume:
+            raise BenchUsageError(
+                "--resume needs --export-json FILE, which says what to go on with"
+            )
+        if sys.stdout is None:
+            print("krex: standard output is closed, and there is no --export-json", file=sys.stderr)
+            return UNHEARD
+        return _run(settings, None, is_resumed=False)
+    with reserved(path):
+        return _run(settings, path, is_resumed=arguments.resume)
+
+
+def _run(settings: Settings, path: str | None, *, is_resumed: bool) -> int:
     from krex import __version__
     from krex._native import native_program
     from krex.bench import table
@@ -126,20 +147,12 @@ def run_bench(arguments: Namespace) -> int:
     from krex.bench.interruption import Interruption
     from krex.bench.launch import Launcher
     from krex.bench.progress import Progress
-    from krex.bench.results import Results, check_path, is_unfinished, save_or_rescue
+    from krex.bench.results import Results, is_unfinished, save_or_rescue
     from krex.bench.run import run
 
-    settings = settings_from(arguments)
-    path = arguments.export_json
-    if path is not None:
-        check_path(path)
     results = Results(settings, machine.describe(), __version__)
     progress = Progress(settings.runs())
-    if arguments.resume:
-        if path is None:
-            raise BenchUsageError(
-                "--resume needs --export-json FILE, which says what to go on with"
-            )
+    if path is not None and is_resumed:
         results.load(path)
     elif path is not None and is_unfinished(path):
         raise BenchUsageError(f"{path} holds an interrupted run: go on with --resume, or remove it")
@@ -147,7 +160,7 @@ def run_bench(arguments: Namespace) -> int:
     if KREX in settings.policies and not results.is_finished:
         with Launcher(settings) as launcher:
             launcher.try_krex()
-    if not arguments.resume:
+    if not is_resumed:
         results.busy_before = round(machine.busy_share(), 3)
         if results.busy_before >= 0.05:
             progress.say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
@@ -211,18 +212,54 @@ def is_unfinished(path: str) -> bool:
     return isinstance(found, dict) and found.get("is_finished") is False
 
 
-def check_path(path: str) -> None:
-    """Find out now, before anything is measured, whether `save` will be able to write to `path`.
+@contextlib.contextmanager
+def reserved(path: str) -> Iterator[None]:
+    """Keep `path` for this process, and find out now whether `save` will be able to write to it.
 
     Raises:
-        BenchUsageError: if something else than a file is there, such as a directory or a device.
+        BenchUsageError: if something else than a file is there, such as a directory or a device,
+            or if another bench writes to it.
         OSError: if nothing can be written there.
     """
+    if not path:
+        raise BenchUsageError("--export-json needs the name of a file")
     if os.path.exists(path) and not os.path.isfile(path):
         raise BenchUsageError(f"{path} is not a file, so it cannot be replaced by one")
-    temporary = _temporary(path)
-    with _or_remove(temporary), open(temporary, "x"):
-        os.unlink(temporary)
+    # Not `path` itself, which is replaced by each `save`.
+    beside = f"{os.path.realpath(path)}.lock"
+    try:
+        lock = _lock(beside)
+    except OSError as error:
+        error.filename = path  # the one that the user knows
+        raise
+    if lock is None:
+        raise BenchUsageError(f"another krex bench writes to {path}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        os.close(lock)
+
+
+def _lock(path: str) -> int | None:
+    """Return a descriptor that locks a file, made for this; None if it is locked already."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one that had it may have removed it just before.
+            if os.path.samestat(os.fstat(lock), os.lstat(path)):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
 
 
 def save(path: str, data: dict[str, Any]) -> None:
