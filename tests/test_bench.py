@@ -1034,7 +1034,7 @@ def test_a_bench_that_was_stopped_itself_ends_nobody_for_it(bench: Bench, tmp_pa
     assert entry["broken"] == {}
     assert entry["stopped_s"] > 2.5
     assert entry["seconds"] < 2
-    assert b"krex bench itself was stopped for 3 s while commands ran" in out
+    assert b"krex bench itself was stopped for " in out
 
 
 def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:

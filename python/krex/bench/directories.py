@@ -80,6 +80,8 @@ def _taken(path: Path) -> Iterator[bool]:
 
 def _remove(path: Path, krex: str) -> None:
     for inner in path.iterdir():
+        if inner.name == _OWNER:
+            continue  # the last, by which what is left would be found
         if (inner / "segment").exists():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 subprocess.run(
@@ -91,6 +93,8 @@ def _remove(path: Path, krex: str) -> None:
                     start_new_session=True,
                     timeout=_PURGE_LIMIT_S,
                 )
+        if inner.is_dir():
+            shutil.rmtree(inner, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
