@@ -55,21 +55,21 @@ wheel: .venv-build/.zig ## build the portable wheel (manylinux_2_17) into dist/
 test: test-rust test-python ## run all tests
 
 .PHONY: test-rust
-test-rust: ## run the Rust tests, natively and under loom
+test-rust: .venv-test/.installed ## run the Rust tests, natively and under loom
 	$(CARGO) test --locked --workspace
 	CARGO_TARGET_DIR=target/loom RUSTFLAGS="--cfg loom" \
 		$(CARGO) test --locked --release -p krex-core --test loom
 
 .PHONY: test-python
-test-python: .venv-test/.installed ## run the Python tests
+test-python: .venv-test/.installed build/simgpu/libcuda.so.1 ## run the Python tests
 	.venv-test/bin/python -m pytest tests
 
 .PHONY: test-long
-test-long: .venv-test/.installed ## run the Python tests with 10,000 schedules
+test-long: .venv-test/.installed build/simgpu/libcuda.so.1 ## run the Python tests with 10,000 schedules
 	KREX_TEST_SCHEDULES=10000 .venv-test/bin/python -m pytest tests -o timeout=14400
 
 .PHONY: test-sabotage
-test-sabotage: .venv-test/.installed ## break each step and invariant; a test must notice
+test-sabotage: .venv-test/.installed build/simgpu/libcuda.so.1 ## break each step and invariant; a test must notice
 	.venv-test/bin/python tests/sabotage.py
 
 # --- checks ---
@@ -123,6 +123,16 @@ build/release/.built: $(SOURCES) .venv-build/.maturin
 build/test-hooks/.built: $(SOURCES) .venv-build/.maturin
 	$(call wheel,build/test-hooks,KREX_BUILD_FEATURES=test-hooks CARGO_TARGET_DIR=$(HOOKS_TARGET))
 	@touch $@
+
+# The driver for tests on machines without a GPU, under the driver's own name.
+build/simgpu/libcuda.so.1: $(shell find rust/krex-simgpu -type f) Cargo.toml Cargo.lock
+	$(CARGO) build --locked --release -p krex-simgpu --target-dir target
+	mkdir -p $(@D)
+	cp target/release/libkrex_simgpu.so $@.new
+	mv $@.new $@
+
+.PHONY: simgpu
+simgpu: build/simgpu/libcuda.so.1 ## build the driver for tests without a GPU
 
 .venv/.installed: build/release/.built
 	$(call install,.venv,build/release,bench)

@@ -1,17 +1,19 @@
 """The build backend of krex: maturin, plus the native program.
 
-maturin builds one Cargo target per wheel. krex ships two: the extension
-``krex._krex`` and the program ``krex``. The hooks here build the program first,
-lay it where maturin looks for the wheel's scripts (``[tool.maturin] data``), and
-leave everything else to maturin.
+maturin builds one Cargo target per wheel. krex ships three: the extension
+``krex._krex``, the program ``krex``, and the library ``libkrex_preload.so`` that
+``krex run`` loads into commands. The hooks here build the latter two first, lay
+them where maturin looks for the wheel's scripts and data (``[tool.maturin]
+data``), and leave everything else to maturin. Installed, they are ``bin/krex`` and
+``lib/krex/libkrex_preload.so`` below one prefix, so that each finds the other.
 
 Environment:
 
 ``KREX_BUILD_FEATURES``
-    Cargo features for both artefacts, separated by commas or blanks
+    Cargo features for all of them, separated by commas or blanks
     (``test-hooks`` in test builds).
 ``KREX_BUILD_GLIBC``
-    Such as ``2.17``: link both artefacts against that version of glibc and tag the
+    Such as ``2.17``: link all of them against that version of glibc and tag the
     wheel with the manylinux platform of the same number. Needs ziglang and
     cargo-zigbuild. Unset: the host's linker and glibc, and the tag ``linux_ARCH``.
 """
@@ -40,6 +42,13 @@ GLIBC = os.environ.get("KREX_BUILD_GLIBC", "")
 
 # Whatever maturin is asked, it wants the directory to be there.
 (DATA / "scripts").mkdir(parents=True, exist_ok=True)
+(DATA / "data" / "lib" / "krex").mkdir(parents=True, exist_ok=True)
+
+# Where each goes in the wheel: by the kind and the name of the Cargo target.
+PLACES = {
+    ("bin", "krex"): DATA / "scripts" / "krex",
+    ("cdylib", "krex_preload"): DATA / "data" / "lib" / "krex" / "libkrex_preload.so",
+}
 
 
 def _host() -> str:
@@ -60,16 +69,17 @@ def _maturin_settings(settings: Settings) -> dict[str, Any]:
     return {**(settings or {}), "maturin.build-args": args}
 
 
-def _build_program() -> Path:
-    """Build the native program with cargo and return the path of the executable."""
+def _build() -> dict[Path, Path]:
+    """Build the program and the library with cargo; returns where each is, and is to go."""
     command = ["cargo", "build", "--release", "--locked", "-p", "krex-supervisor"]
+    command += ["-p", "krex-preload"]
     if GLIBC:
         command[1] = "zigbuild"
         command += ["--target", f"{_host()}.{GLIBC}"]
     if FEATURES:
         command += ["--features", ",".join(FEATURES)]
-    # cargo itself says where the program is: target directory and triple may have
-    # been set from outside.
+    # cargo itself says where the files are: target directory and triple may have been
+    # set from outside.
     command += ["--message-format", "json-render-diagnostics"]
     try:
         built = subprocess.run(command, cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE)
@@ -77,33 +87,40 @@ def _build_program() -> Path:
         sys.exit("krex: cargo was not found; building krex needs Rust (a wheel does not)")
     except subprocess.CalledProcessError as error:
         sys.exit(f"krex: {' '.join(command)} failed with status {error.returncode}")
-    messages = map(json.loads, built.stdout.splitlines())
-    programs = [Path(m["executable"]) for m in messages if m.get("executable")]
-    (program,) = programs
-    return program
+    found = {}
+    for message in map(json.loads, built.stdout.splitlines()):
+        target = message.get("target", {})
+        for kind in target.get("kind", ()):
+            if (kind, target["name"]) in PLACES:
+                (file,) = (it for it in message["filenames"] if Path(it).suffix in ("", ".so"))
+                found[Path(file)] = PLACES[kind, target["name"]]
+    if len(found) != len(PLACES):
+        sys.exit(f"krex: {' '.join(command)} built {sorted(map(str, found))} only")
+    return found
 
 
 @contextmanager
-def _program_in_place() -> Iterator[None]:
-    """Hold the data directory, with the program in it, for one run of maturin.
+def _files_in_place() -> Iterator[None]:
+    """Hold the data directory, with what was built in it, for one run of maturin.
 
     Builds with other features may run in the same tree at the same time; the lock
-    keeps each from packing the other's program.
+    keeps each from packing the other's files.
     """
-    program = _build_program()
+    built = _build()
     with open(DATA.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        in_place = Path(shutil.copy(program, DATA / "scripts" / "krex"))
-        in_place.chmod(0o755)
+        for file, place in built.items():
+            shutil.copy(file, place)
+            place.chmod(0o755)
         yield
 
 
 def build_wheel(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel with the extension and the program (PEP 517)."""
+    """Build a wheel with the extension, the program and the library (PEP 517)."""
     settings = _maturin_settings(config_settings)
-    with _program_in_place():
+    with _files_in_place():
         name: str = maturin.build_wheel(wheel_directory, settings, metadata_directory)
     return name
 
@@ -111,9 +128,9 @@ def build_wheel(
 def build_editable(
     wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
 ) -> str:
-    """Build a wheel that points at ``python/``, with the program (PEP 660)."""
+    """Build a wheel that points at ``python/``, with the program and the library (PEP 660)."""
     settings = _maturin_settings(config_settings)
-    with _program_in_place():
+    with _files_in_place():
         name: str = maturin.build_editable(wheel_directory, settings, metadata_directory)
     return name
 

@@ -152,13 +152,13 @@ def run(code: str) -> Any:
 
 
 @action
-def call(function: str, arguments: dict[str, Any]) -> Any:
-    """Run a function of cases.py."""
+def call(function: str, arguments: dict[str, Any], module: str = "cases") -> Any:
+    """Run a function of cases.py, or of another module."""
     import importlib
     import traceback
 
     try:
-        return getattr(importlib.import_module("cases"), function)(**arguments)
+        return getattr(importlib.import_module(module), function)(**arguments)
     except AssertionError as error:
         raise AssertionError(traceback.format_exc()) from error
 

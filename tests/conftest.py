@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from harness import Machine
+from simgpu import SimGpu, device
 
 
 @pytest.fixture
@@ -27,6 +28,13 @@ def freezing_machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
         yield machine
     finally:
         machine.close()
+
+
+@pytest.fixture
+def simgpu() -> Iterator[SimGpu]:
+    """A simulated device: processes with its environment share it."""
+    with device() as gpu:
+        yield gpu
 
 
 @pytest.hookimpl(wrapper=True)

@@ -87,6 +87,30 @@ TABLE = (
     ),
     Sabotage("drain", "step 4, I2", "what is in flight is not waited for", IN_FLIGHT),
     Sabotage("count", "step 4, I2", "nothing ever seems in flight", IN_FLIGHT),
+    Sabotage(
+        "drain_streams",
+        "step 4",
+        "what siblings have left on their streams is not waited for",
+        ("test_interposer.py::test_streams_are_drained_before_the_region",),
+    ),
+    Sabotage(
+        "captures",
+        "step 4, I8",
+        "the drain takes no notice of captures",
+        ("test_interposer.py::test_captures_survive_a_drain[blocking-global]",),
+    ),
+    Sabotage(
+        "exchange",
+        "step 3, I2",
+        "cuGetProcAddress hands out the driver's own functions",
+        ("test_interposer.py::test_what_the_driver_hands_out_is_exchanged",),
+    ),
+    Sabotage(
+        "drain_own",
+        "step 7",
+        "the region ends before its own work",
+        ("test_interposer.py::test_the_regions_own_work_belongs_to_it",),
+    ),
     Sabotage("freeze", "step 5", "nobody is frozen", (FROZEN_AND_THAWED,)),
     Sabotage(
         "verify",

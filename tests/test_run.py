@@ -99,6 +99,7 @@ def test_nothing_that_a_command_inherits_changes(machine: Machine) -> None:
     for which in (direct, through):
         # Its own process group: the number is its own process id.
         which.pop("pgid")
+    assert through["environ"].pop("LD_PRELOAD").endswith("/lib/krex/libkrex_preload.so")
     assert through == direct
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from krex._native import native_program
+from krex._native import interposer, native_program
 from krex.bench import queueing
 from krex.bench.commands import Command
 from krex.bench.directories import Directory
@@ -39,11 +41,24 @@ _TRY_LIMIT_S = 30.0
 _LOOK_AGAIN_S = 0.05
 # The size of the environment moves the stack, which can change timings: it is always the same.
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
+# As long as `LD_PRELOAD`.
+_STAND_IN = "KREX_BENCH"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
 _NO_CPUS = "none"
 # Statuses by which what is run before a command says that it could not start it: `krex run` also
 # that a setting makes no sense.
 _NOT_STARTED = (2, 125, 126, 127)
+
+
+def _in_place_of_interposer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that take as much room as what `krex run` adds to an environment."""
+    library = interposer()
+    before = environment.get("LD_PRELOAD", "")
+    if library is None or library in re.split("[ :]", before):
+        return {}
+    if before:
+        return {_PADDING_VARIABLE: "." * len(f"{library}:")}
+    return {_STAND_IN: library}
 
 
 @dataclass(frozen=True)
@@ -245,10 +260,12 @@ class Launcher:
             value = reserved if policy is KREX else _NO_CPUS
             environment[RESERVED_VARIABLE] = value
             spare += len(reserved) + len(_NO_CPUS) - len(value)
+        if policy is not KREX:
+            environment |= _in_place_of_interposer(environment)
         return environment | {
             POLICY_VARIABLE: policy.name,
             LOCK_VARIABLE: str(self._lock_path),
-            _PADDING_VARIABLE: "." * spare,
+            _PADDING_VARIABLE: environment.get(_PADDING_VARIABLE, "") + "." * spare,
             "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
         }
 

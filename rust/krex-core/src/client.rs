@@ -14,7 +14,7 @@ use crate::freezer::Choice;
 use crate::gate::Gate;
 use crate::hooks;
 use crate::layout::{DEVICES, SUBMITTERS, Submitter, Tenant};
-use crate::process::Identity;
+use crate::process::{self, Identity};
 use crate::recover;
 use crate::reservation;
 use crate::segment::{self, Segment};
@@ -171,8 +171,8 @@ pub struct Client {
     complained: AtomicBool,
     /// Excluded time that was reported already, in nanoseconds.
     pub excluded_reported: AtomicU64,
-    /// Bit i: this process has seen to the reservation of device i.
-    allotted: AtomicU64,
+    /// Per device: the reservation to which this process has seen, as [`reservation::seen`] marks it.
+    allotted: [AtomicU64; DEVICES],
 }
 
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(std::ptr::null_mut());
@@ -240,7 +240,7 @@ impl Client {
             region_device: AtomicU64::new(0),
             complained: AtomicBool::new(false),
             excluded_reported: AtomicU64::new(0),
-            allotted: AtomicU64::new(0),
+            allotted: [const { AtomicU64::new(0) }; DEVICES],
         })
     }
 
@@ -279,16 +279,18 @@ impl Client {
         }
     }
 
-    /// Sees to it, once per device, that CPUs are reserved for it if they should be.
+    /// Sees to it that CPUs are reserved for a device if they should be: once, and again if that has
+    /// changed since.
     ///
     /// # Errors
     /// As [`reservation::allot`].
     #[inline]
     pub fn allot(&self, device: usize) -> Result<()> {
+        let known = &self.allotted[device];
         // Relaxed: at worst it is looked at twice.
-        if self.allotted.load(Ordering::Relaxed) & (1 << device) == 0 {
-            reservation::allot(&self.segment, device)?;
-            self.allotted.fetch_or(1 << device, Ordering::Relaxed);
+        if known.load(Ordering::Relaxed) != reservation::seen(&self.segment, device) {
+            let seen = reservation::allot(&self.segment, device)?;
+            known.store(seen, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -304,6 +306,20 @@ impl Client {
         }
         // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
         tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+        supervision::ring(&self.segment, self.supervisor);
+    }
+
+    /// The same for a device on which this process could do nothing before, since all that it does
+    /// there passes the gate: a region that runs now was not disturbed.
+    pub fn share_from_birth(&self, device: usize) {
+        let Some(tenant) = tenant::resolve(&self.segment, self.reference()) else { return };
+        // SeqCst: writing half of the handshake with a closing gate (`sync.rs`).
+        tenant.devices.fetch_or(1 << device, Ordering::SeqCst);
+        // Relaxed: what a region of this process is about when it names no device. Whoever is first
+        // decides; `krex run --device` was.
+        let default = &tenant.default_device;
+        let _ =
+            default.compare_exchange(0, device as u64 + 1, Ordering::Relaxed, Ordering::Relaxed);
         supervision::ring(&self.segment, self.supervisor);
     }
 
@@ -324,20 +340,47 @@ impl Client {
             if is_own(self) {
                 return Ok(());
             }
-            let parent = Some(self.reference())
-                .filter(|reference| tenant::resolve(&self.segment, *reference).is_some());
-            let (_, tenant) = register(&self.segment, &self.identity, host, parent)?;
-            let packed = Reference::pack(Some(tenant));
-            self.tenant.store(packed, Ordering::Release);
-            self.excluded_reported.store(0, Ordering::Release);
-            for submitter in &self.submitters {
-                if let Some(slot) = submitter.load(Ordering::Acquire).checked_sub(1) {
-                    let submitter = &self.segment.submitters[slot as usize];
-                    submitter.tenant.store(packed, Ordering::Release);
+            let segment = &self.segment;
+            // The interposer and the Python module are clients of their own within one process:
+            // the other may have been here.
+            let tenant = match tenant::find_rooted(segment, self.supervisor, &self.identity) {
+                Some(tenant) => tenant,
+                None => {
+                    let parent = Some(self.reference())
+                        .filter(|reference| tenant::resolve(segment, *reference).is_some());
+                    register(segment, &self.identity, host, parent)?.1
                 }
-            }
+            };
+            self.move_to(tenant);
             Ok(())
         })
+    }
+
+    /// From now on this process belongs to `tenant`, with all that it submits.
+    fn move_to(&self, tenant: Reference) {
+        let packed = Reference::pack(Some(tenant));
+        self.tenant.store(packed, Ordering::Release);
+        self.excluded_reported.store(0, Ordering::Release);
+        for slot in self.segment.live_submitters.iter() {
+            let submitter = &self.segment.submitters[slot];
+            let owner = submitter.owner();
+            if owner.pid() == self.identity.pid
+                && owner.supervisor() == self.supervisor
+                && submitter.start_time.load(Ordering::Acquire) == self.identity.start_time
+            {
+                submitter.tenant.store(packed, Ordering::Release);
+            }
+        }
+    }
+
+    /// Another client in this process may have moved the process to a tenant of its own.
+    fn follow(&self) {
+        let own = self.submitters.iter().find_map(|it| it.load(Ordering::Acquire).checked_sub(1));
+        let Some(slot) = own else { return };
+        let current = self.segment.submitters[slot as usize].tenant.load(Ordering::Acquire);
+        if current != self.tenant.load(Ordering::Acquire) {
+            self.tenant.store(current, Ordering::Release);
+        }
     }
 
     /// The in-flight counter of this process on a device.
@@ -382,6 +425,10 @@ impl Client {
             submitter.device.store(device as u64, Ordering::Relaxed);
             submitter.stuck_at.store(0, Ordering::Relaxed);
             submitter.waiting_threads.store(0, Ordering::Relaxed);
+            submitter.coverage.store(0, Ordering::Relaxed);
+            submitter.device_waits.store(0, Ordering::Relaxed);
+            submitter.drain.reset();
+            submitter.births().reset();
             submitter.flight().reset();
             // SeqCst: whoever closes the gate after a submission of this slot was counted also
             // finds the slot in the list.
@@ -396,6 +443,7 @@ impl Client {
     /// Whether a gate closed with `word` lets this process pass: it belongs to the holder, or
     /// descends from it.
     pub fn may_pass(&self, word: GateWord) -> bool {
+        self.follow();
         let own = self.reference();
         // A slot that is somebody else's by now says nothing about this process.
         tenant::resolve(&self.segment, own).is_some()
@@ -415,6 +463,26 @@ impl Client {
         host: &dyn Host,
     ) -> Result<()> {
         let flight = self.flight(device, host)?;
+        self.enter(flight, device, deadline, host)
+    }
+
+    /// The same for what makes or ends contexts, or loads code.
+    ///
+    /// # Errors
+    /// As [`Client::enter_submission`].
+    pub fn enter_birth(&self, device: usize, deadline: Deadline, host: &dyn Host) -> Result<()> {
+        let slot = self.flight_slot(device, host)?;
+        self.enter(self.segment.submitters[slot].births(), device, deadline, host)
+    }
+
+    #[inline]
+    fn enter(
+        &self,
+        flight: &Flight,
+        device: usize,
+        deadline: Deadline,
+        host: &dyn Host,
+    ) -> Result<()> {
         match flight.try_enter(self.gate(device), |word| self.may_pass(word)) {
             Ok(()) => Ok(()),
             Err(refused) => self.wait_to_enter(flight, device, refused, deadline, host),
@@ -463,12 +531,30 @@ impl Client {
     /// Ends a submission that entered.
     #[inline]
     pub fn leave_submission(&self, device: usize) {
-        let Some(slot) = self.submitters[device].load(Ordering::Acquire).checked_sub(1) else {
-            return;
-        };
-        if self.segment.submitters[slot as usize].flight().leave(self.gate(device)) {
+        if let Some(submitter) = self.submitter(device) {
+            self.leave(submitter.flight(), device);
+        }
+    }
+
+    /// Ends what [`Client::enter_birth`] began.
+    pub fn leave_birth(&self, device: usize) {
+        if let Some(submitter) = self.submitter(device) {
+            self.leave(submitter.births(), device);
+        }
+    }
+
+    #[inline]
+    fn leave(&self, flight: &Flight, device: usize) {
+        if flight.leave(self.gate(device)) {
             supervision::ring(&self.segment, self.supervisor);
         }
+    }
+
+    /// The slot of this process on a device, if it has one.
+    #[inline]
+    pub fn submitter(&self, device: usize) -> Option<&Submitter> {
+        let slot = self.submitters[device].load(Ordering::Acquire).checked_sub(1)?;
+        Some(&self.segment.submitters[slot as usize])
     }
 
     /// The error for a wait that ended at its deadline.
@@ -516,8 +602,10 @@ impl Client {
 }
 
 /// A process that executes another program inside a region has nobody left who could leave it.
+/// One that has the segment mapped twice did not: the region is that of its other client.
 fn give_back_after_exec(segment: &Segment, own: Reference, identity: &Identity) {
-    if segment.tenants[own.slot].owner().pid() != identity.pid {
+    let is_root = segment.tenants[own.slot].owner().pid() == identity.pid;
+    if !is_root || process::mappings_of(segment.inode()) > 1 {
         return;
     }
     segment.tenants[own.slot].queue.leave();

@@ -1,4 +1,4 @@
-//! Devices by name: `cpu`, and `cpu:NAME` for a group of commands of its own.
+//! Devices by name: `cpu`, `cpu:NAME` for a group of commands of its own, and a GPU by its UUID.
 
 use std::sync::atomic::Ordering;
 
@@ -19,11 +19,31 @@ pub const GATE_PREFIX: &str = "gate:";
 /// [`Error::UnknownDevice`].
 pub fn check_name(name: &str) -> Result<()> {
     let group = match name.split_once(':') {
-        None if name == DEFAULT => return Ok(()),
+        None if name == DEFAULT || is_gpu(name) => return Ok(()),
         Some(("cpu", group)) => group,
         _ => return Err(Error::UnknownDevice(name.to_owned())),
     };
     check_label(group).map_err(|()| Error::UnknownDevice(name.to_owned()))
+}
+
+/// Whether a name is that of a GPU, or of a part of one: `GPU-` or `MIG-` and a UUID.
+pub fn is_gpu(name: &str) -> bool {
+    let uuid = ["GPU-", "MIG-"].iter().find_map(|prefix| name.strip_prefix(prefix));
+    uuid.is_some_and(|uuid| {
+        uuid.len() == 36
+            && uuid.bytes().enumerate().all(|(place, byte)| match place {
+                8 | 13 | 18 | 23 => byte == b'-',
+                _ => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
+            })
+    })
+}
+
+/// The name of the GPU with these bytes as its UUID.
+pub fn gpu_name(uuid: [u8; 16], is_mig: bool) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let prefix = if is_mig { "MIG" } else { "GPU" };
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    format!("{prefix}-{}", parts.join("-"))
 }
 
 /// Checks the name of a `SharedMemoryGate`.
@@ -87,8 +107,13 @@ mod tests {
 
     #[test]
     fn names_are_checked() {
-        for name in ["cpu", "cpu:0", "cpu:numa-1", "cpu:a.b_c"] {
+        let gpu = gpu_name(std::array::from_fn(|place| 17 * place as u8), false);
+        assert_eq!(gpu, "GPU-00112233-4455-6677-8899-aabbccddeeff");
+        for name in ["cpu", "cpu:0", "cpu:numa-1", "cpu:a.b_c", &gpu, &gpu_name([0; 16], true)] {
             check_name(name).unwrap();
+        }
+        for name in [&gpu[..39], "GPU-", &gpu.to_uppercase(), &format!("{gpu}0")] {
+            check_name(name).unwrap_err();
         }
         let long = format!("cpu:{}", "x".repeat(60));
         for name in ["", "gpu", "0", "CPU", "cpu:", "cpu:a b", "cpu:a/b", "gate:x", &long] {

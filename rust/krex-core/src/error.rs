@@ -15,7 +15,7 @@ pub enum Error {
     Invalid(String),
 
     #[error(
-        "unknown device {0:?}. Use `cpu`, or `cpu:NAME` (1 to 59 of a-z A-Z 0-9 . _ -) for a group of commands of its own"
+        "unknown device {0:?}. Use `cpu`, or `cpu:NAME` (1 to 59 of a-z A-Z 0-9 . _ -) for a group of commands of its own, or a GPU's UUID as `nvidia-smi -L` prints it, with its prefix `GPU-` or `MIG-`"
     )]
     UnknownDevice(String),
 

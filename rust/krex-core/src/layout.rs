@@ -10,6 +10,7 @@ use crate::affinity::SharedCpuSet;
 use crate::bitmap::Bitmap;
 use crate::budget::Run;
 use crate::clock;
+use crate::drain::DrainWords;
 use crate::flight::Flight;
 use crate::gate::Gate;
 use crate::queue::Entry;
@@ -17,7 +18,7 @@ use crate::text::SharedText;
 use crate::word::{Ack, GateWord, IsolationWord, OwnerWord, Reference, Revocation};
 
 /// The number of this layout: two krex versions work together if theirs are equal.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;
 
 pub const DEVICES: usize = 64;
 pub const TENANTS: usize = 1024;
@@ -29,8 +30,6 @@ pub const STOPPED: usize = 16_384;
 pub const RESERVATIONS: usize = 64;
 /// Threads that can be on reserved CPUs at one time, on the whole machine.
 pub const MASKS: usize = 4096;
-/// Different masks per tenant that had to do without reserved CPUs.
-pub const NARROWED: usize = 4;
 
 /// The first bytes of the file. These never change, in any version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"krex\x00seg");
@@ -151,6 +150,8 @@ pub struct Tenant {
     pub registered_at: AtomicU64,
     /// 1: it attached itself while it ran, instead of being started by `krex run`.
     pub attached: AtomicU64,
+    /// 1: its processes are started with the interposer, or one of them was seen to have it.
+    pub preloaded: AtomicU64,
     /// Limit of `--timeout` in nanoseconds; zero: none.
     pub time_limit: AtomicU64,
     /// Nanoseconds spent frozen; since when it is frozen now (zero: it is not).
@@ -170,12 +171,12 @@ pub struct Tenant {
     pub isolation: AtomicU64,
     /// The [`IsolationWord`] for which another region ran on the same CPUs.
     pub crowded: AtomicU64,
-    /// 1: its cgroup is fenced off reserved CPUs (`fence.rs`), or about to be.
-    pub fenced: AtomicU64,
-    /// 1: some of its threads could not be kept off reserved CPUs, having no others.
-    pub on_reserved: AtomicU64,
-    /// The masks that its threads had before they had to do without reserved CPUs.
-    pub narrowed: [SharedCpuSet; NARROWED],
+    /// Reserved CPUs which some of its threads could not be kept off, having no others.
+    pub on_reserved: SharedCpuSet,
+    /// The mask of the first of its threads that had to do without reserved CPUs, from before;
+    /// known when `narrowed` says [`crate::word::SlotState::Live`].
+    pub narrowed: AtomicU64,
+    pub before: SharedCpuSet,
     /// Packed [`Ack`]s, one per device.
     pub acks: [AtomicU64; DEVICES],
 }
@@ -285,9 +286,16 @@ pub struct Submitter {
     pub device: AtomicU64,
     /// Its part of the tenant's waiting threads.
     pub waiting_threads: AtomicU64,
-    /// Completed submissions plus one when a drain gave it up; later holders look only once,
+    /// [`Submitter::progress`] plus one when a drain gave it up; later holders look only once,
     /// as long as it has completed no more.
     pub stuck_at: AtomicU64,
+    /// Bits of [`crate::drain::coverage`].
+    pub coverage: AtomicU64,
+    /// Threads that wait for the device inside of the driver.
+    pub device_waits: AtomicU64,
+    pub drain: DrainWords,
+    /// Contexts that are being made or ended, code that is being loaded.
+    pub births: SubmitterFlight,
     pub flight: SubmitterFlight,
 }
 
@@ -306,6 +314,26 @@ impl Submitter {
 
     pub fn flight(&self) -> &Flight {
         &self.flight.0
+    }
+
+    pub fn births(&self) -> &Flight {
+        &self.births.0
+    }
+
+    /// Calls of both kinds that are inside of the driver now.
+    pub fn in_flight(&self) -> u64 {
+        self.flight().counts().in_flight + self.births().counts().in_flight
+    }
+
+    /// A number that grows with everything that it completes.
+    pub fn progress(&self) -> u64 {
+        self.flight().counts().completed.wrapping_add(self.births().counts().completed)
+    }
+
+    /// Whether its interposer said that of itself.
+    pub fn covers(&self, what: u64) -> bool {
+        // Acquire: partner of the Release with which a helper says that it is there.
+        self.coverage.load(Ordering::Acquire) & what != 0
     }
 }
 
@@ -330,7 +358,7 @@ pub struct Stopped {
     pub start_time: AtomicU64,
 }
 
-/// CPUs that are kept for regions. Once it is complete it never changes.
+/// CPUs that are kept for regions. It does not change as long as a device names it.
 #[repr(C)]
 pub struct Reservation {
     /// A [`crate::word::SlotState`]: complete when live.
@@ -344,7 +372,7 @@ pub struct Reservation {
 /// A thread that was moved to reserved CPUs, and the mask that it had before.
 #[repr(C)]
 pub struct SavedMask {
-    /// Packed [`OwnerWord`]; its pid is the thread, its generation the tenant's slot.
+    /// Packed [`OwnerWord`] of a mask; its pid is the thread.
     pub owner: AtomicU64,
     /// The thread's process, and that one's start time.
     pub process: AtomicU64,
@@ -393,6 +421,7 @@ pub const SIZE: usize = size_of::<Layout>();
 const _: () = {
     assert!(DEVICES <= 64, "a tenant's devices are the bits of one word");
     assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
+    assert!(TENANTS <= 1 << 10, "a saved mask's tenant has 10 bits");
     assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
     assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
     assert!(RESERVATIONS <= 1 << 8, "an isolation's record has 8 bits");

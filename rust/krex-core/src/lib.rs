@@ -27,9 +27,10 @@ pub mod clock;
 #[cfg(not(loom))]
 pub mod device;
 #[cfg(not(loom))]
+pub mod drain;
+#[cfg(not(loom))]
 pub mod error;
 #[cfg(not(loom))]
-pub mod fence;
 #[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]

@@ -13,6 +13,7 @@ use crate::budget;
 use crate::claim::{Claimed, Tenure, claim};
 use crate::client::{Client, Host, SLICE, ThreadLock, Waiting};
 use crate::clock::{self, Deadline};
+use crate::drain::{self, OwnWork};
 use crate::error::{Error, Result};
 use crate::hand_over;
 use crate::hooks;
@@ -64,6 +65,17 @@ pub struct Region {
     /// `None`: no CPUs are reserved, or the region that it joined isolated it.
     pub(crate) isolated: Option<Box<Isolated>>,
     pub(crate) held_at: u64,
+    /// What its own processes had submitted to the device when it began.
+    pub(crate) own_completed: u64,
+}
+
+/// What a region's own processes did on the device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Own {
+    pub work: OwnWork,
+    pub submissions: u64,
+    /// How long the GPU went on after the region's last line, in nanoseconds.
+    pub pending: u64,
 }
 
 /// Enters a region.
@@ -242,7 +254,8 @@ fn close(
     hooks::fault("frozen");
 
     let frozen_at = clock::now();
-    let isolated = isolate::isolate(client, index, number);
+    client.allot(index)?;
+    let isolated = isolate::isolate(client, index, number, host);
     let isolated_at = if isolated.is_some() { clock::now() } else { frozen_at };
     holding.hold_deadline.store(isolated_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
@@ -273,6 +286,7 @@ fn close(
         claimed_at,
         granted_at,
         held_at: clock::now(),
+        own_completed: drain::completed(segment, index, holder),
     })
 }
 
@@ -367,6 +381,7 @@ impl Region {
             isolating: 0,
             isolated: None,
             held_at: now,
+            own_completed: drain::completed(&client.segment, device, word.holder()),
         }
     }
 
@@ -390,9 +405,12 @@ impl Region {
     /// Step 8: leaves the region. The report comes in every case; it says so if the region was
     /// revoked, and [`Region::revocation`] then tells the cause.
     pub fn leave(&self, host: &dyn Host) -> Report {
-        let ended_at = clock::now();
+        let left_at = clock::now();
         hooks::fault("leaving");
         let gate = self.client.gate(self.device);
+        // While it is held yet: what the region submitted belongs to it.
+        let own = self.await_own_work(left_at);
+        let ended_at = left_at + own.pending;
         let mut revoked = gate.load().with_phase(Phase::Open) != self.word.with_phase(Phase::Open)
             || gate.load().is_open();
         let mut verified = true;
@@ -413,10 +431,10 @@ impl Region {
             }
         }
         if let Some(isolated) = &self.isolated {
-            isolated.restore();
+            isolated.restore(Some(host));
         }
         let present = siblings::list(&self.client.segment, self.device, self.word.holder());
-        let mut report = self.report(ended_at, revoked, verified, &present);
+        let mut report = self.report(ended_at, revoked, verified, &present, own);
         hooks::fault("reported");
         if !self.joined {
             // Those that came meanwhile are frozen, too.
@@ -439,6 +457,22 @@ impl Region {
         }
         report.restore = clock::now().saturating_sub(ended_at);
         report
+    }
+
+    /// Waits until the GPU has done what the region's own processes submitted. A joined region
+    /// leaves that to the one that it joined.
+    fn await_own_work(&self, left_at: u64) -> Own {
+        let segment = &self.client.segment;
+        let holder = self.word.holder();
+        let completed = drain::completed(segment, self.device, holder);
+        let submissions = completed.saturating_sub(self.own_completed);
+        let is_over = self.client.gate(self.device).load() != self.word;
+        if self.joined || is_over || hooks::sabotaged("drain_own") {
+            return Own { submissions, ..Own::default() };
+        }
+        let work = drain::await_own(self.client, self.device, self.word.tenure());
+        let pending = if work == OwnWork::default() { 0 } else { clock::now() - left_at };
+        Own { work, submissions, pending }
     }
 
     /// Asks the supervisors whether what they froze still is.

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::affinity::CpuSet;
 use crate::clock;
-use crate::fence;
 use crate::freezer::Kind;
 use crate::isolate;
-use crate::region::Region;
+use crate::region::{Own, Region};
+use crate::reservation::Reservation;
 use crate::siblings::{Outcome, Problem, Sibling};
 use crate::tenant;
 
@@ -50,6 +49,12 @@ pub struct Report {
     pub held: u64,
     pub restore: u64,
     pub time_excluded: u64,
+    /// How long the GPU went on with the region's own work after its last line.
+    pub pending_at_exit: u64,
+    /// What its own processes submitted to the device, through the interposer.
+    pub submissions: u64,
+    /// On how many streams.
+    pub streams: u64,
     pub siblings: Vec<Outcome>,
     pub verdict: Verdict,
     pub reasons: Vec<String>,
@@ -63,6 +68,7 @@ impl Region {
         revoked: bool,
         verified: bool,
         present: &[Sibling],
+        own: Own,
     ) -> Report {
         let segment = &self.client.segment;
         let tenure = self.word.tenure();
@@ -76,6 +82,12 @@ impl Region {
         let mut problems: Vec<Problem> =
             outcomes.iter().flat_map(|it| it.problems.clone()).collect();
         problems.extend(self.newcomers(present));
+        if own.work.incomplete {
+            problems.push(Problem {
+                certain: false,
+                text: "not all that the region submitted could be waited for at its end".to_owned(),
+            });
+        }
         if segment.devices[self.device].stalled_tenure.load(Ordering::Acquire) == tenure {
             let names: Vec<String> = self.siblings.iter().map(|it| it.name.clone()).collect();
             problems.insert(
@@ -131,15 +143,14 @@ impl Region {
             drain: self.drained_at.saturating_sub(self.granted_at),
             freeze: self.held_at.saturating_sub(self.drained_at).saturating_sub(self.isolating),
             isolate: self.isolating,
-            cpus: self.reserved().map(|it| it.to_string()),
-            isolation: match self.is_isolated() {
-                false => "none",
-                true if fence::is_available(tenant) => "cpuset",
-                true => "affinity",
-            },
+            cpus: self.reserved().map(|it| it.cpus.to_string()),
+            isolation: if self.is_isolated() { "affinity" } else { "none" },
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),
+            pending_at_exit: own.pending,
+            submissions: own.submissions,
+            streams: own.work.streams,
             siblings: outcomes,
             verdict,
             reasons,
@@ -147,9 +158,9 @@ impl Region {
     }
 
     /// The CPUs on which the region ran, or should have run, if any were reserved.
-    fn reserved(&self) -> Option<CpuSet> {
+    fn reserved(&self) -> Option<Reservation> {
         match &self.isolated {
-            Some(isolated) => Some(isolated.cpus),
+            Some(isolated) => Some(isolated.reservation),
             None if self.joined => isolate::current(&self.client.segment, self.word.holder()),
             None => None,
         }
@@ -161,13 +172,19 @@ impl Region {
 
     /// What could not be done about reserved CPUs.
     fn isolation_problems(&self) -> Vec<Problem> {
-        let Some(reserved) = self.reserved() else { return Vec::new() };
+        let Some(Reservation { cpus: reserved, off, .. }) = self.reserved() else {
+            return Vec::new();
+        };
         let segment = &self.client.segment;
         let mut problems = Vec::new();
         let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
         if let Some(isolated) = &self.isolated {
             if let Some(problem) = &isolated.problem {
                 add(false, format!("not isolated: {problem}"));
+            }
+            if let Some(elsewhere) = isolated.moved_off() {
+                let text = "at its end the calling thread was not on the reserved CPUs";
+                add(false, format!("{text} ({reserved}) any more, but on {elsewhere}"));
             }
             if isolated.is_crowded() {
                 let text = "a region on another device ran on the same reserved CPUs";
@@ -177,8 +194,7 @@ impl Region {
         let holder = self.word.holder();
         for slot in segment.live_tenants.iter() {
             let tenant = &segment.tenants[slot];
-            // Acquire: partner of the Release in `keep_off`.
-            let stays = tenant.on_reserved.load(Ordering::Acquire) != 0
+            let stays = tenant.on_reserved.get().meets(&off)
                 && slot != holder
                 // Those that share the device are frozen, or named as not frozen.
                 && !tenant.shares(self.device)

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::device;
+use crate::drain::coverage;
 use crate::layout::Layout;
 use crate::tenant;
 use crate::word::{Ack, Drained, Frozen, Obstacle, Reference, SlotState, Stage};
@@ -28,6 +30,10 @@ pub struct Outcome {
     /// Submissions of it that were completed, or begun, while the region ran.
     pub submissions: u64,
     pub in_flight: u64,
+    /// Its interposer met a function that it doesn't know.
+    pub incomplete: bool,
+    /// It uses a GPU, for all that is known, and no interposer tells what it does there.
+    pub unseen: bool,
     pub problems: Vec<Problem>,
 }
 
@@ -126,7 +132,7 @@ impl Sibling {
         self.settled = Some(self.ack(segment, device, tenure));
         let slots: Vec<usize> = self.submitters(segment, device).collect();
         for slot in slots {
-            self.completed.insert(slot, segment.submitters[slot].flight().counts().completed);
+            self.completed.insert(slot, segment.submitters[slot].progress());
         }
     }
 
@@ -134,11 +140,13 @@ impl Sibling {
     pub fn judge(&self, segment: &Layout, device: usize, tenure: u64, verified: bool) -> Outcome {
         let mut submissions = 0;
         let mut in_flight = 0;
+        let mut incomplete = false;
         for slot in self.submitters(segment, device) {
-            let counts = segment.submitters[slot].flight().counts();
+            let submitter = &segment.submitters[slot];
             let before = self.completed.get(&slot).copied().unwrap_or(0);
-            submissions += counts.completed.saturating_sub(before);
-            in_flight += counts.in_flight;
+            submissions += submitter.progress().saturating_sub(before);
+            in_flight += submitter.in_flight();
+            incomplete |= submitter.covers(coverage::INCOMPLETE);
         }
         let ack = self.ack(segment, device, tenure);
         let ended = self.has_ended(segment);
@@ -148,10 +156,19 @@ impl Sibling {
             frozen: if ack.stage == Stage::None && ended { Frozen::Gone } else { ack.frozen },
             submissions,
             in_flight,
+            incomplete,
+            unseen: self.unseen(segment, device),
             problems: Vec::new(),
         };
         outcome.problems = self.problems(&outcome, ack, verified || ended);
         outcome
+    }
+
+    fn unseen(&self, segment: &Layout, device: usize) -> bool {
+        let tenant = &segment.tenants[self.reference.slot];
+        device::is_gpu(&segment.devices[device].name.get())
+            // Relaxed: what it says became so before the tenant submitted anything.
+            && tenant.preloaded.load(std::sync::atomic::Ordering::Relaxed) == 0
     }
 
     fn problems(&self, outcome: &Outcome, ack: Ack, verified: bool) -> Vec<Problem> {
@@ -161,16 +178,29 @@ impl Sibling {
         if outcome.submissions > 0 {
             add(true, format!("{name} submitted {} times in the region", outcome.submissions));
         }
+        if outcome.incomplete {
+            let text = "uses functions of the driver that this krex does not know, so that not all \
+                        that it submits is gated";
+            add(true, format!("{name} {text}"));
+        }
         if outcome.frozen == Frozen::Gone {
             return problems;
+        }
+        if outcome.unseen {
+            let text = "was started without krex's interposer, so that nobody knows whether work \
+                        of it was running";
+            add(false, format!("{name} {text}"));
         }
         if ack.stage == Stage::None {
             add(true, format!("{name} was not frozen: its supervisor did not answer in time"));
             return problems;
         }
         if ack.drained == Drained::TimedOut {
-            let count = outcome.in_flight.max(1);
-            add(true, format!("{name} was not drained: {count} in flight after drain_timeout"));
+            let what = match outcome.in_flight {
+                0 => "work of it was still running".to_owned(),
+                count => format!("{count} in flight"),
+            };
+            add(true, format!("{name} was not drained: {what} after drain_timeout"));
         }
         if ack.frozen == Frozen::No {
             let why = match ack.obstacle {

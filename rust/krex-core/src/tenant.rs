@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::freezer::{Choice, Kind};
 use crate::hooks;
 use crate::isolate;
+use crate::keep_off;
 use crate::layout::{Layout, TENANTS, Tenant};
 use crate::process::{self, Identity};
 use crate::segment::Segment;
@@ -123,6 +124,9 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.registered_at, clock::now());
     set(&tenant.attached, registration.attached.into());
     set(&tenant.time_limit, registration.time_limit);
+    // What splits off was started like the rest.
+    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
+    set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));
     for word in [
         &tenant.frozen_total,
         &tenant.frozen_since,
@@ -136,13 +140,11 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     tenant.queue.leave();
     set(&tenant.isolation, IsolationWord::NONE.0);
     set(&tenant.crowded, 0);
-    set(&tenant.fenced, 0);
-    set(&tenant.on_reserved, 0);
-    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].narrowed);
-    for (index, narrowed) in tenant.narrowed.iter().enumerate() {
-        // The process was born with its parent's mask, which may have been narrowed.
-        narrowed.set(&of_parent.map_or(CpuSet::default(), |it| it[index].get()));
-    }
+    tenant.on_reserved.set(&CpuSet::default());
+    // The process was born with its parent's mask, which may have been narrowed.
+    let before = registration.parent.and_then(|it| keep_off::before(&segment.tenants[it.slot]));
+    tenant.before.set(&before.unwrap_or_default());
+    set(&tenant.narrowed, before.map_or(SlotState::Free, |_| SlotState::Live) as u64);
     tenant.name.set(registration.name.as_bytes());
     tenant.cgroup.set(b"");
     for (device, ack) in tenant.acks.iter().enumerate() {
@@ -308,6 +310,19 @@ pub fn resolve(segment: &Layout, reference: Reference) -> Option<&Tenant> {
     let owner = tenant.owner();
     let is_there = matches!(owner.state(), SlotState::Starting | SlotState::Live);
     (owner.generation() == reference.generation && is_there).then_some(tenant)
+}
+
+/// The tenant whose root is the process `identity`.
+pub fn find_rooted(segment: &Layout, supervisor: usize, identity: &Identity) -> Option<Reference> {
+    segment.live_tenants.iter().find_map(|slot| {
+        let tenant = &segment.tenants[slot];
+        let owner = tenant.owner();
+        let is_root = owner.state() == SlotState::Live
+            && owner.supervisor() == supervisor
+            && owner.pid() == identity.pid
+            && tenant.start_time.load(Ordering::Acquire) == identity.start_time;
+        is_root.then(|| Reference { slot, generation: owner.generation() })
+    })
 }
 
 /// The tenant that the calling process belongs to: by its cgroup, else by its ancestors. One of

@@ -168,6 +168,23 @@ impl OwnerWord {
     }
 }
 
+type MaskSlot = Field<36, 10>;
+type MaskUse = Field<46, 18>;
+
+/// The owner of a saved mask: the generation is (which use of the place it is, the tenant's slot).
+impl OwnerWord {
+    /// The word for the next use of a place that is free.
+    pub const fn next_of_mask(self, slot: usize, thread: i32, supervisor: usize) -> Self {
+        let owner = Self::new(0, thread, supervisor, SlotState::Starting).0;
+        let uses = MaskUse::get(self.0) + 1;
+        Self(owner | MaskUse::put(uses) | MaskSlot::put(slot as u64))
+    }
+
+    pub const fn slot_of_mask(self) -> usize {
+        MaskSlot::get(self.0) as usize
+    }
+}
+
 type ReferenceSlot = Field<0, 16>;
 type ReferenceGeneration = Field<16, 28>;
 type ReferenceValid = Field<63, 1>;
@@ -222,8 +239,12 @@ pub enum Drained {
     Idle = 1,
     /// Its in-flight count was waited for.
     Counted = 2,
-    /// Something was still in flight at the end of `drain_timeout`.
+    /// Something was still in flight, or on a stream, at the end of `drain_timeout`.
     TimedOut = 3,
+    /// What it had put on its streams was waited for.
+    Streams = 4,
+    /// The same, and a stream reported an error: nothing runs on it any more.
+    Error = 5,
 }
 
 impl Drained {
@@ -233,6 +254,8 @@ impl Drained {
             Drained::Idle => "idle",
             Drained::Counted => "counted",
             Drained::TimedOut => "timed out",
+            Drained::Streams => "streams",
+            Drained::Error => "error",
         }
     }
 }
@@ -278,10 +301,10 @@ pub enum Obstacle {
 }
 
 type AckStage = Field<0, 2>;
-type AckDrained = Field<2, 2>;
-type AckFrozen = Field<4, 3>;
-type AckObstacle = Field<7, 4>;
-type AckDisturbed = Field<11, 1>;
+type AckDrained = Field<2, 3>;
+type AckFrozen = Field<5, 3>;
+type AckObstacle = Field<8, 4>;
+type AckDisturbed = Field<12, 1>;
 type AckTenure = Field<20, 44>;
 
 /// A supervisor's acknowledgement for one tenant and device: what it did for which tenure.
@@ -330,6 +353,8 @@ impl Ack {
                 1 => Drained::Idle,
                 2 => Drained::Counted,
                 3 => Drained::TimedOut,
+                4 => Drained::Streams,
+                5 => Drained::Error,
                 _ => Drained::No,
             },
             frozen: match AckFrozen::get(word) {
@@ -348,6 +373,50 @@ impl Ack {
             },
             disturbed: AckDisturbed::get(word) == 1,
         }
+    }
+}
+
+/// How a drain went in the process itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum DrainOutcome {
+    /// Nothing is left on any stream.
+    Done = 1,
+    /// The same, and a stream reported an error.
+    Error = 2,
+    /// There are streams that could not be asked.
+    Incomplete = 3,
+}
+
+type AnswerOutcome = Field<0, 4>;
+type AnswerStreams = Field<4, 16>;
+type AnswerTenure = Field<20, 44>;
+
+/// A process's answer to a drain request: (tenure, streams that were drained, outcome).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainAnswer {
+    pub tenure: u64,
+    pub streams: u64,
+    pub outcome: DrainOutcome,
+}
+
+impl DrainAnswer {
+    pub const fn pack(self) -> u64 {
+        let streams =
+            if self.streams > AnswerStreams::MAX { AnswerStreams::MAX } else { self.streams };
+        AnswerTenure::put(self.tenure)
+            | AnswerStreams::put(streams)
+            | AnswerOutcome::put(self.outcome as u64)
+    }
+
+    pub const fn unpack(word: u64) -> Option<Self> {
+        let outcome = match AnswerOutcome::get(word) {
+            1 => DrainOutcome::Done,
+            2 => DrainOutcome::Error,
+            3 => DrainOutcome::Incomplete,
+            _ => return None,
+        };
+        Some(Self { tenure: AnswerTenure::get(word), streams: AnswerStreams::get(word), outcome })
     }
 }
 
@@ -533,7 +602,7 @@ mod tests {
         let ack = Ack {
             tenure: 99,
             stage: Stage::Verified,
-            drained: Drained::TimedOut,
+            drained: Drained::Error,
             frozen: Frozen::AroundHolder,
             obstacle: Obstacle::NotPermitted,
             disturbed: true,
@@ -542,6 +611,9 @@ mod tests {
         let reference = Reference { slot: 1023, generation: 5 };
         assert_eq!(Reference::unpack(Reference::pack(Some(reference))), Some(reference));
         assert_eq!(Reference::unpack(Reference::pack(None)), None);
+        let answer = DrainAnswer { tenure: 7, streams: 65_535, outcome: DrainOutcome::Error };
+        assert_eq!(DrainAnswer::unpack(answer.pack()), Some(answer));
+        assert_eq!(DrainAnswer::unpack(0), None);
         let revocation = Revocation { tenure: 3, cause: Cause::Stalled };
         assert_eq!(Revocation::unpack(revocation.pack()), Some(revocation));
         assert_eq!(Revocation::unpack(0), None);

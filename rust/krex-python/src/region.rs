@@ -264,6 +264,9 @@ pub struct Report {
     held_s: f64,
     restore_s: f64,
     time_excluded_s: f64,
+    pending_at_exit_s: f64,
+    submissions: u64,
+    streams: u64,
     siblings: Py<PyTuple>,
     verdict: &'static str,
     reasons: Py<PyTuple>,
@@ -294,6 +297,9 @@ impl Report {
             held_s: seconds(report.held),
             restore_s: seconds(report.restore),
             time_excluded_s: seconds(report.time_excluded),
+            pending_at_exit_s: seconds(report.pending_at_exit),
+            submissions: report.submissions,
+            streams: report.streams,
             siblings: PyTuple::new(py, siblings).map_or_else(|_| empty(), Bound::unbind),
             verdict: report.verdict.name(),
             reasons: PyTuple::new(py, report.reasons).map_or_else(|_| empty(), Bound::unbind),
@@ -320,6 +326,9 @@ impl Report {
         dict.set_item("held_s", self.held_s)?;
         dict.set_item("restore_s", self.restore_s)?;
         dict.set_item("time_excluded_s", self.time_excluded_s)?;
+        dict.set_item("pending_at_exit_s", self.pending_at_exit_s)?;
+        dict.set_item("submissions", self.submissions)?;
+        dict.set_item("streams", self.streams)?;
         let siblings: Vec<Bound<'py, PyDict>> = self
             .siblings
             .bind(py)

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 
 use krex_core::clock::{self, seconds};
 use krex_core::device::{GATE_PREFIX, in_use, with_regions};
+use krex_core::drain::coverage;
 use krex_core::freezer::Kind;
 use krex_core::layout::{Activity, Tenant};
 use krex_core::segment::{Segment, runtime_dir};
-use krex_core::word::{OwnerWord, Phase, SlotState};
+use krex_core::word::{OwnerWord, Phase, Reference, SlotState};
 use krex_core::{recover as repair, reservation, tenant};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -119,6 +120,31 @@ fn tenants<'py>(py: Python<'py>, segment: &Segment) -> PyResult<Vec<Bound<'py, P
         dict.set_item("age_s", seconds(age))?;
         dict.set_item("parent", parent.map(|it| it.name.get()))?;
         dict.set_item("supervisor", owner.supervisor())?;
+        let reference = Reference { slot, generation: owner.generation() };
+        dict.set_item("submitters", submitters(py, segment, reference)?)?;
+        list.push(dict);
+    }
+    Ok(list)
+}
+
+/// Who of a tenant submits to what, and how much of it krex sees.
+fn submitters<'py>(
+    py: Python<'py>,
+    segment: &Segment,
+    tenant: Reference,
+) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    let mut list = Vec::new();
+    for it in segment.live_submitters.iter().map(|slot| &segment.submitters[slot]) {
+        let device = segment.devices.get(it.device.load(Ordering::Relaxed) as usize);
+        let Some(device) = device.filter(|_| it.tenant() == Some(tenant)) else { continue };
+        let dict = PyDict::new(py);
+        dict.set_item("pid", it.owner().pid())?;
+        dict.set_item("device", device.name.get())?;
+        dict.set_item("submissions", it.flight().counts().completed)?;
+        dict.set_item("births", it.births().counts().completed)?;
+        dict.set_item("in_flight", it.in_flight())?;
+        dict.set_item("drains", it.covers(coverage::DRAINS))?;
+        dict.set_item("fully_gated", !it.covers(coverage::INCOMPLETE))?;
         list.push(dict);
     }
     Ok(list)

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 
 use krex_core::clock::{self, MILLISECOND, SECOND};
 use krex_core::device;
+use krex_core::drain;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::TENANTS;
@@ -184,7 +185,11 @@ impl Worker<'_> {
             }
         }
         let cpu_time = self.holders_cpu_time(word.holder(), processes);
+        let has_gpu_work = self.has_gpu_work(index, word.holder());
         let Some(watched) = &mut self.watched[index] else { return };
+        if has_gpu_work {
+            watched.restart(now);
+        }
         if watched.look(cpu_time, now) < STALL_LIMIT {
             return;
         }
@@ -202,6 +207,15 @@ impl Worker<'_> {
         if siblings.iter().any(waits) {
             revoke(self.segment, index, word, Cause::Stalled);
         }
+    }
+
+    /// Whether the holder waits for the GPU: in the driver, or at the end of its region.
+    fn has_gpu_work(&self, index: usize, holder: usize) -> bool {
+        drain::family(self.segment, index, holder).any(|it| {
+            it.in_flight() > 0
+                || it.device_waits.load(Ordering::Relaxed) > 0
+                || it.drain.is_pending()
+        })
     }
 
     /// CPU time of the holder and its descendants, as far as they are in this one's charge.

@@ -73,6 +73,12 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
         // SAFETY: SIG_IGN runs no code of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }
+    if crate::preload::set(&host.program)
+        && let Some(tenant) = tenant::resolve(&segment, reference)
+    {
+        // Relaxed: nothing of the command has run yet.
+        tenant.preloaded.store(1, Ordering::Relaxed);
+    }
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
     if let Some(tenant) = tenant::resolve(&segment, reference) {

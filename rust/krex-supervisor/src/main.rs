@@ -14,6 +14,7 @@ mod keeper;
 mod launcher;
 mod limits;
 mod options;
+mod preload;
 mod settle;
 mod worker;
 

@@ -14,8 +14,8 @@ Runs COMMAND in place of this process, as a tenant that shares its device with a
 commands under krex, except while one of them is in a region.
 
 Options:
-  --device D    device that the command uses: cpu (default), or cpu:NAME for a group of
-                commands of its own. May be given several times; the first is the default
+  --device D    device that the command uses: cpu (default), cpu:NAME for a group of
+                commands of its own, or a GPU's UUID, as `nvidia-smi -L` prints it. May be given several times; the first is the default
                 of krex.region.critical()
   --name N      name in `krex status` and in reports (default: the command)
   --timeout S   end the command after S seconds, not counting the time in which it was frozen

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use krex_core::cgroup;
 use krex_core::clock;
 use krex_core::device;
+use krex_core::drain::coverage;
 use krex_core::freezer::ProcessTable;
 use krex_core::hooks;
 use krex_core::layout::DEVICES;
@@ -13,7 +14,7 @@ use krex_core::recover;
 use krex_core::sync;
 use krex_core::tenant;
 use krex_core::word::{
-    Ack, Drained, Frozen, GateWord, Obstacle, Phase, Reference, SlotState, Stage,
+    Ack, DrainOutcome, Drained, Frozen, GateWord, Obstacle, Phase, Reference, SlotState, Stage,
 };
 
 use crate::charge::{Extent, Failure, Progress};
@@ -217,28 +218,40 @@ impl Worker<'_> {
             .charges
             .get(&slot)
             .is_some_and(|it| matches!(it.progress, Progress::Frozen { .. }));
-        if is_frozen
+        // Frozen since it was drained for the last holder. What it counts in flight now it was
+        // frozen in the middle of being turned back with.
+        let was_drained = is_frozen
             && ack.tenure + 1 == word.tenure()
             && ack.stage >= Stage::Settled
-            && matches!(ack.drained, Drained::Idle | Drained::Counted)
-        {
-            // Frozen since it was drained for the last holder. What it counts in flight now it was
-            // frozen in the middle of being turned back with.
-            return Some(Drained::Idle);
-        }
+            && !matches!(ack.drained, Drained::No | Drained::TimedOut);
         let holder = self.segment.tenants.get(word.holder())?;
         // It may be of a later tenure by now; then this one is over.
         let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
         let is_late = clock::now() >= deadline;
         let (mut in_flight, mut timed_out) = (false, false);
+        let (mut streams, mut failed) = (false, false);
         let own = Reference { slot, generation: tenant.owner().generation() };
         for place in self.segment.live_submitters.iter() {
             let submitter = &self.segment.submitters[place];
-            let counts = submitter.flight().counts();
-            let concerned = counts.in_flight > 0
-                && submitter.device.load(Ordering::Relaxed) == index as u64
-                && submitter.tenant() == Some(own);
-            if !concerned {
+            if submitter.device.load(Ordering::Relaxed) != index as u64
+                || submitter.tenant() != Some(own)
+            {
+                continue;
+            }
+            if let Some(answer) = submitter.drain.answer_for(word.tenure()) {
+                streams = true;
+                failed |= answer.outcome == DrainOutcome::Error;
+                timed_out |= answer.outcome == DrainOutcome::Incomplete;
+            }
+            // The counts first: only what has returned from the driver is on a stream.
+            let is_inside = submitter.in_flight() > 0 && !was_drained;
+            let is_dirty = || {
+                submitter.covers(coverage::DRAINS)
+                    && !hooks::sabotaged("drain_streams")
+                    && submitter.drain.answer_for(word.tenure()).is_none()
+                    && submitter.drain.is_dirty(submitter.flight().counts().completed)
+            };
+            if !is_inside && !is_dirty() {
                 continue;
             }
             let owner = submitter.owner();
@@ -248,11 +261,15 @@ impl Worker<'_> {
                 self.free_submitter(place, owner); // It was killed inside a submission.
                 continue;
             }
+            if !is_inside {
+                submitter.drain.ask(word.tenure());
+            }
+            let mark = submitter.progress() + 1;
             if is_late {
-                submitter.stuck_at.store(counts.completed + 1, Ordering::Relaxed);
+                submitter.stuck_at.store(mark, Ordering::Relaxed);
             }
             // One that was given up before is looked at once; others are waited for.
-            if submitter.stuck_at.load(Ordering::Relaxed) == counts.completed + 1 {
+            if submitter.stuck_at.load(Ordering::Relaxed) == mark {
                 timed_out = true;
             } else {
                 in_flight = true;
@@ -267,6 +284,8 @@ impl Worker<'_> {
         }
         Some(match charge.was_in_flight[index] == word.tenure() {
             _ if timed_out => Drained::TimedOut,
+            _ if failed => Drained::Error,
+            _ if streams => Drained::Streams,
             true => Drained::Counted,
             false => Drained::Idle,
         })
