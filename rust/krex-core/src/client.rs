@@ -638,6 +638,7 @@ fn register(
         freezer: Choice::from_environment()?,
         time_limit: 0,
         on_stuck: false,
+        preloaded: false,
         attached: parent.is_none(),
     };
     register_supervised(segment, identity, host, &registration)
