@@ -24,8 +24,11 @@ from typing import IO, Any
 import pytest
 from evaluator import read
 from harness import is_running, wait_until
+from krex import doctor
+from krex._findings import Machine
 from krex.bench import gate_stage, launch, machine, results, statistics, summary
 from krex.bench.commands import Command
+from krex.bench.directories import abandoned
 from krex.bench.errors import BenchError, BenchUsageError
 from krex.bench.interruption import Interruption
 from krex.bench.measurement import Measurement, read_output
@@ -261,6 +264,13 @@ def test_what_cannot_be_compared_is_not_counted() -> None:
     assert (found.policies[1]["usable"], found.policies[1]["compared"]) == (2, 1)
 
 
+def test_all_ratios_of_what_is_believed_are_finite() -> None:
+    extremes = [1e-9, 1e12, 1e-9, 1e12]
+    found = said(*[measured("solo", turn, *extremes) for turn in (1, 3)], STEADY[0])
+    json.dumps([found.references, found.policies], allow_nan=False)
+    assert found.policies[0]["inflation_max"] > 1
+
+
 # Turns
 
 
@@ -331,6 +341,8 @@ def test_what_is_taken_as_a_result(output: str, outcome: str) -> None:
         (["--policies", ","], "no policy is named; there are solo, ungated"),
         (["--timeout", "1e300"], "--timeout is a number of seconds above 0"),
         (["--timeout", "nan"], "--timeout is a number of seconds above 0"),
+        (["--export-json", ""], "--export-json needs the name of a file"),
+        (["gate", "--export-json", ""], "--export-json needs the name of a file"),
         (["--resume"], "--resume needs --export-json FILE"),
         (["--commands", "/dev/null"], "/dev/null: no commands in it"),
         (["--frob"], "unrecognized arguments: --frob"),
@@ -358,6 +370,21 @@ def test_usage_errors(options: list[str], message: str, capsys: pytest.CaptureFi
         ('{"argv": []}', "argv is a list of words"),
         ('{"argv": "true"}', "argv is a list of words"),
         ('{"argv": ["a\\u0000"]}', "argv is a list of words"),
+        ('{"argv": ["\\ud800"]}', "'\\ud800' cannot be handed to a command"),
+        ('{"argv": ["true"], "env": {"A": "\\ud800"}}', "'\\ud800' cannot be handed to"),
+        ('{"argv": ["true"], "env": {"\\ud800": ""}}', "'\\ud800' cannot be handed to"),
+        ('{"argv": ["true"], "env": {"A": "\\u0000"}}', "env is an object whose values are words"),
+        ('{"argv": ["true"], "env": {"\\u0000": ""}}', "'\\x00' is no name of an environment"),
+        (
+            '{"argv": ["true"], "kind": "\\ud800"}',
+            "the kind '\\ud800' cannot be written in UTF-8",
+        ),
+        (
+            '{"argv": ["true"], "kind": "\\udcff"}',
+            "the kind '\\udcff' cannot be written in UTF-8",
+        ),
+        ('{"argv": ["true"], "kind": "\\u0000"}', "kind is a word"),
+        ("[" * 100_000, "not JSON that can be read: too deep"),
         ('{"argv": ["true"], "kind": 1}', "kind is a word"),
         ('{"argv": ["true"], "env": {"A": 1}}', "env is an object whose values are words"),
         ('{"argv": ["true"], "env": {"A=": "1"}}', "'A=' is no name of an environment variable"),
@@ -408,6 +435,38 @@ def test_reserved_cpus_are_those_of_all_commands(
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "options", "message"),
+    [
+        ("KREX_MAX_CLOSED", "abc", [], 'KREX_MAX_CLOSED is "abc"'),
+        ("KREX_FREEZER", "bogus", [], 'KREX_FREEZER is "bogus"'),
+        ("KREX_FREEZER", "auto", ["--device=cpu:\u00e9"], "unknown device"),
+    ],
+)
+@pytest.mark.parametrize("where", ["environment", "command"])
+def test_settings_that_krex_refuses_are_found_out_first(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    variable: str,
+    value: str,
+    options: list[str],
+    message: str,
+) -> None:
+    command = shell("exit 1")
+    if where == "environment":
+        monkeypatch.setenv(variable, value)
+    else:
+        command["env"] = {variable: value}
+    done = bench.run([shell("exit 1"), command], *options, status=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"krex: `krex run` refuses to run: {message}")
+    assert not bench.file.exists()
+    # Nobody else needs to know.
+    few = ["--policies=ungated", "--rounds=1", "--count=2"]
+    bench.run([command], *options, *few, status=INCONCLUSIVE)
+
+
 def test_without_numpy_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,6 +500,8 @@ def test_a_file_that_cannot_be_written_is_found_out_first(
     assert main(["bench", *what, "--export-json", str(tmp_path / name)]) == status
     shown = capsys.readouterr()
     assert (shown.out, message in shown.err) == ("", True)
+    assert str(tmp_path / name) in shown.err
+    assert ".lock" not in shown.err
     assert not ran.exists()
     assert {it.name for it in tmp_path.iterdir()} == {"pipe", "commands"}
 
@@ -449,11 +510,39 @@ def test_a_file_behind_a_link_is_replaced_there(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "link"
     link.symlink_to("elsewhere/file")
-    results.check_path(str(link))
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    results.save(str(link), {"a": 1})
+    with results.reserved(str(link)):
+        results.save(str(link), {"a": 1})
+    assert [it.name for it in (tmp_path / "elsewhere").iterdir()] == ["file"]
     assert link.is_symlink()
     assert json.loads((tmp_path / "elsewhere" / "file").read_text()) == {"a": 1}
+
+
+def test_two_benches_do_not_write_to_one_file(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = bench.argv([shell("true")], "--policies=solo", "--count=1", "--rounds=1")[3:]
+    with results.reserved(str(bench.file)):
+        for words in (argv, ["bench", "gate", f"--export-json={bench.file}"]):
+            assert main(words) == 2
+            assert capsys.readouterr().err == f"krex: another krex bench writes to {bench.file}\n"
+    assert main(argv) == INCONCLUSIVE
+    assert {it.name for it in bench.file.parent.iterdir()} == {bench.commands.name, bench.file.name}
+
+
+def test_a_result_that_nobody_would_see_is_not_measured(bench: Bench, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    argv = bench.argv([shell(f"touch {shlex.quote(str(ran))}")], "--count=1", "--rounds=1")
+    without = [it for it in argv if it not in ("--export-json", str(bench.file))]
+    for words, status in ((without, 1), (argv, INCONCLUSIVE)):
+        done = subprocess.run(
+            ["sh", "-c", f"exec {shlex.join(words)} >&-"],
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert ("standard output is closed" in done.stderr) == (status == 1)
+        assert ran.exists() == (status != 1)
 
 
 def test_what_cannot_be_saved_any_more_is_saved_elsewhere(
@@ -540,7 +629,11 @@ def test_all_policies_and_every_measurement_are_in_the_file(bench: Bench) -> Non
                 1.5 if (entry["policy"], it["kind"]) == ("ungated", "b") else 1.0
             )
             assert found["started_at"] < it["started_at"] < it["ended_at"] < time.time()
-    assert "only 0 regions in 4 usable commands" in done.stdout
+    assert "region-lock: only 0 regions in 4 usable commands" in done.stdout
+    assert (
+        "krex: 4 of 4 usable commands told no verdict (regions of all 4 commands: 0)" in done.stdout
+    )
+    assert "4 told none" in done.stdout
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -626,6 +719,72 @@ def test_the_time_limit_is_the_same_for_who_handles_sigterm(bench: Bench) -> Non
     assert bench.policy("exclusive")["seconds"] >= 1.0
 
 
+@pytest.mark.parametrize("word", ["a\0b", "\ud800"])
+def test_what_cannot_be_handed_over_is_not_started(word: str) -> None:
+    command = Command(("true", word), "k")
+    settings = Settings((command,), parse_policies("ungated"), width=1)
+    with launch.Launcher(settings) as launcher:
+        assert launcher.try_start(launch.Job(Turn(POLICIES["ungated"], 1), 0, 0, command))
+        (found,) = launcher.wait(0)
+    assert found.outcome == "not started"
+    assert found.detail.endswith(": true")
+
+
+def test_status_2_of_krex_run_is_not_the_command_s(bench: Bench) -> None:
+    script = "echo 'krex: no' >&2; exit 2"  # as krex run ends where a setting makes no sense
+    options = ["--rounds=1", "--count=1", "--policies=krex"]
+    bench.run([shell(script)], *options, status=INCONCLUSIVE)
+    assert bench.policy("solo")["broken"] == {"crashed": 2}
+    assert bench.policy("krex")["broken"] == {"not started": 1}
+
+
+def test_names_of_programs_need_not_be_text(bench: Bench, tmp_path: Path) -> None:
+    program = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    program.write_text(f"#!/bin/sh\n{prints('k', 1)}\n")
+    program.chmod(0o700)
+    options = ["--rounds=1", "--count=3", "--policies=krex"]
+    bench.commands.write_bytes(b'{"argv": ["%s"]}\n' % os.fsencode(program))
+    argv = [*KREX, "bench", "--commands", str(bench.commands), *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_killed_bench_leaves_no_commands_and_what_it_leaves_is_swept(
+    bench: Bench, tmp_path: Path, policy: str
+) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = {policy} ]; then echo $$ >> {shlex.quote(str(pids))}; "
+        f"exec sleep 1000; fi; {prints('k', 1)}"
+    )
+    options = ["--width=2", "--count=2", "--rounds=1", f"--policies={policy}"]
+    at_once = 1 if POLICIES[policy].is_serial or policy == "exclusive" else 2
+    with subprocess.Popen(bench.argv([shell(script)], *options)) as process:
+        try:
+            wait_until(
+                lambda: pids.exists() and len(pids.read_text().split()) == at_once, "they run"
+            )
+            # The directory of the bench itself, not of its trial.
+            (name,) = own_directories(process.pid)
+            assert Path("/dev/shm", name) not in abandoned()
+        finally:
+            process.kill()
+    wait_until(
+        lambda: not any(is_running(int(pid)) for pid in pids.read_text().split()), "they are gone"
+    )
+    assert Path("/dev/shm", name) in abandoned()
+    (finding,) = doctor.check_bench_directories(Machine({}))
+    assert finding.level == "warning"
+    assert name in str(finding.remedy)
+    assert main(["bench", "gate", "--siblings=0"]) == 0
+    assert not Path("/dev/shm", name).exists()
+
+
+def own_directories(pid: int) -> set[str]:
+    return {it for it in directories() if it.startswith(f"krex-bench-{pid}-")}
+
+
 def test_what_sigkill_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     command = Command((sys.executable, "-c", "import time; time.sleep(1000)"), "k")
     settings = Settings((command,), parse_policies("ungated"), width=1, timeout=0.2)
@@ -658,6 +817,21 @@ def test_region_lock_says_who_does_not_take_part(bench: Bench, tmp_path: Path) -
     done = bench.run([{"argv": argv}], *options)
     assert bench.policy("region-lock")["regions"] == 0
     assert "region-lock: only 0 regions in 2 usable commands" in done.stdout
+
+
+def test_regions_of_broken_commands_hide_nobody_without_one(bench: Bench) -> None:
+    marked = "from krex.bench import region\nwith region(): pass\nexit(1)"
+    commands = [
+        {"argv": [sys.executable, "-c", marked], "kind": "broken"},
+        shell(prints("k" * 50, 1)),
+    ]
+    options = ["--count=2", "--rounds=1", "--policies=krex"]
+    done = bench.run(commands, *options, status=INCONCLUSIVE)
+    assert bench.policy("krex")["regions"] == 1
+    said = "krex: 1 of 1 usable commands told no verdict (regions of all 2 commands: 1)"
+    assert said in done.stdout
+    assert "k" * 39 + "…" in done.stdout
+    assert done.stdout.count("k" * 41) == 1  # among the reasons why it is inconclusive
 
 
 def test_broken_commands_are_counted_and_shown(bench: Bench, tmp_path: Path) -> None:
@@ -839,6 +1013,32 @@ def test_the_file_is_written_when_no_command_runs(monkeypatch: pytest.MonkeyPatc
     assert len(saved) == len(settings.turns())
 
 
+def test_a_bench_that_was_stopped_itself_ends_nobody_for_it(bench: Bench, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"if [ $KREX_BENCH_POLICY = ungated ]; then echo $$ >> {shlex.quote(str(log))}; sleep 1; "
+        f"fi; {prints('k', 1)}"
+    )
+    options = ["--width=2", "--count=2", "--rounds=1", "--timeout=2", "--policies=ungated"]
+    process = subprocess.Popen(bench.argv([shell(script)], *options), stdout=subprocess.PIPE)
+    try:
+        wait_until(lambda: log.exists() and len(log.read_text().split()) == 2, "both run")
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)
+        process.send_signal(signal.SIGCONT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    entry = bench.policy("ungated")
+    assert entry["broken"] == {}
+    assert entry["stopped_s"] > 2
+    # From the beginning of the turn to its end, and so with the pause.
+    longest = max(it["ended_at"] - it["started_at"] for it in entry["measurements"])
+    assert entry["seconds"] < longest - 1.5
+    assert b"krex bench itself was stopped for " in out
+
+
 def communicate(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Wait for the end of a bench; one that does not end is killed."""
     try:
@@ -859,6 +1059,81 @@ def test_only_its_own_files_are_resumed(bench: Bench, text: str) -> None:
     done = bench.run([shell("true")], "--resume", status=2)
     assert str(bench.file) in done.stderr
     assert bench.file.read_text() == text
+
+
+def test_measurements_that_were_changed_are_not_resumed(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands, options = [shell(prints("k", 1))], ["--rounds=1", "--count=1", "--policies=krex"]
+    bench.run(commands, *options, status=INCONCLUSIVE)
+    fine = bench.file.read_text()
+
+    def refused(text: str) -> None:
+        bench.file.write_text(text)
+        assert main([*bench.argv(commands, *options)[3:], "--resume"]) == 2, text
+        shown = capsys.readouterr().err
+        assert shown.startswith(f"krex: {bench.file} is not a file of `krex bench"), text
+        assert shown.count("\n") == 1
+        assert bench.file.read_text() == text
+
+    measurement: dict[str, list[Any]] = {
+        "policy": [5, "none", "ungated", None],
+        "round": ["x", 0, 3, 1.0, True, None, [1]],
+        "position": [-1, 1, "0", None],
+        "command": [-1, 1, None],
+        "kind": [5, "", None],
+        "outcome": ["fine", None, ["ok"]],
+        "detail": [1, None],
+        "ms": [math.nan, math.inf, -1, 0, "1", None, True],
+        "verdict": [["x"], 1],
+        "reasons": [[["a"]], "abc", None, [1]],
+        "started_at": [math.nan, -math.inf, "0", None, 10**400],
+        "ended_at": [math.nan, "x", None, False],
+        "exit_status": ["0", 0.5, 256, -1],
+        "signal": ["9", True],
+    }
+    turn: dict[str, list[Any]] = {
+        "policy": ["x", None, ["krex"]],
+        "round": [7, "1", None],
+        "regions": ["x", -1, 1.5, math.nan],
+        "seconds": [math.nan, -5, math.inf, 5e-324, "1", None, 10**400],
+        "others_s": [math.nan, -1, None],
+        "stopped_s": [math.inf, -1, None],
+    }
+    run: dict[str, list[Any]] = {
+        "busy_before": [math.inf, math.nan, -1, 2, "0", None],
+        "started_at": [math.nan, "x", None],
+        "turns": [[], 5, None, {}, [1]],
+        "policies": [5, None, [1], {"a": 1}],
+    }
+    for place, wrong in ((find_measurement, measurement), (find_turn, turn), (dict, run)):
+        for name, values in wrong.items():
+            for value in values:
+                data = json.loads(fine)
+                entry = data if place is dict else place(data)
+                assert name in entry
+                entry[name] = value
+                refused(json.dumps(data))
+    data = json.loads(fine)
+    data["policies"][1]["measurements"] *= 2
+    refused(json.dumps(data))
+    data = json.loads(fine)
+    data["turns"] *= 2
+    refused(json.dumps(data))
+    refused("[" * 200_000)
+    refused("9" * 5000)
+    bench.file.write_text(fine)
+    bench.run(commands, *options, "--resume", status=INCONCLUSIVE)
+
+
+def find_measurement(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["policies"][1]["measurements"][0]
+    return found
+
+
+def find_turn(data: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = data["turns"][1]
+    return found
 
 
 def test_a_bar_is_shown_on_terminals_only(bench: Bench) -> None:

@@ -242,6 +242,13 @@ def test_a_wrong_freezer_is_named(machine: Machine) -> None:
     assert "ValueError: KREX_FREEZER" in done.stderr
 
 
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf", " 1"])
+def test_a_wrong_limit_of_closed_time_is_named(machine: Machine, value: str) -> None:
+    done = machine.krex("run", "--", "true", env={"KREX_MAX_CLOSED": value})
+    failed(done, 2, "KREX_MAX_CLOSED", "a positive number of seconds")
+    assert not (machine.runtime_dir / "segment").exists()
+
+
 def test_help_is_no_error(machine: Machine) -> None:
     done = machine.krex("run", "--help")
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import select
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +15,11 @@ from typing import Any
 
 from krex._native import native_program
 from krex.bench.commands import own_program
+from krex.bench.directories import Directory
 from krex.bench.errors import BenchError
 from krex.bench.gate_process import PULSE
 from krex.bench.interruption import Interruption
-from krex.bench.machine import make_directory
+from krex.bench.processes import end_with_parent
 
 # Bounds what hangs; measures nothing.
 _LIMIT_S = 60.0
@@ -55,7 +55,8 @@ class Stage:
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
         self._krex = native_program()
-        self._directory = make_directory()
+        self._own = Directory()
+        self._directory = self._own.path
         self._runtime_dir = self._directory / "krex"
         self._runtime_dir.mkdir(mode=0o700)
         self._environment = os.environ | {"KREX_RUNTIME_DIR": str(self._runtime_dir)}
@@ -80,6 +81,7 @@ class Stage:
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
+            preexec_fn=end_with_parent(),
         )
         self._processes.append(process)
         self._read(process)
@@ -172,15 +174,7 @@ class Stage:
             process.kill()
         for process in self._processes:
             _reap(process)
-        subprocess.run(
-            [self._krex, "recover", "--purge"],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-        )
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._own.remove(self._krex)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +19,12 @@ from typing import IO, Any
 from krex._native import interposer, native_program
 from krex.bench import queueing
 from krex.bench.commands import Command
-from krex.bench.machine import make_directory
+from krex.bench.directories import Directory
+from krex.bench.errors import BenchError, BenchUsageError
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
-from krex.bench.processes import kill_tree, tree
+from krex.bench.processes import end_with_parent, kill_tree, tree
 from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
 from krex.errors import KrexError
 
@@ -35,6 +35,8 @@ _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
 _TOO_MUCH = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
+# A command that does nothing has ended by then.
+_TRY_LIMIT_S = 30.0
 # Shortest time until a command that was kept waiting is looked at again.
 _LOOK_AGAIN_S = 0.05
 # The size of the environment moves the stack, which can change timings: it is always the same.
@@ -43,8 +45,9 @@ _PADDING_VARIABLE = "KREX_BENCH_PADDING"
 _STAND_IN = "KREX_BENCH"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
 _NO_CPUS = "none"
-# Statuses by which what is run before a command says that it could not start it.
-_NOT_STARTED = (125, 126, 127)
+# Statuses by which what is run before a command says that it could not start it: `krex run` also
+# that a setting makes no sense.
+_NOT_STARTED = (2, 125, 126, 127)
 
 
 def _in_place_of_interposer(environment: Mapping[str, str]) -> dict[str, str]:
@@ -126,7 +129,8 @@ class Launcher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._krex = native_program()
-        self.directory = make_directory()
+        self._own = Directory()
+        self.directory = self._own.path
         self._lock_path = self.directory / "lock"
         self._lock_path.touch(0o600)
         self._environment = {
@@ -153,6 +157,47 @@ class Launcher:
         """How many commands run now."""
         return len(self._running)
 
+    def try_krex(self) -> None:
+        """Find out now whether `krex run` accepts the settings of all commands.
+
+        Raises:
+            BenchUsageError: if it does not, with its message.
+            BenchError: if it cannot be run.
+        """
+        settings: list[dict[str, str]] = []
+        for command in self._settings.commands:
+            own = {name: it for name, it in command.env.items() if name.startswith("KREX_")}
+            if own not in settings:
+                settings.append(own)
+        for own in settings:
+            try:
+                done = subprocess.run(
+                    # Not `true`, which may not be there.
+                    [
+                        self._krex,
+                        "run",
+                        "--device",
+                        self._settings.device,
+                        "--",
+                        self._krex,
+                        "--version",
+                    ],
+                    env=self._environment
+                    | own
+                    | {"KREX_RUNTIME_DIR": str(self._runtime_dir(KREX, 0))},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    start_new_session=True,
+                    timeout=_TRY_LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise BenchError(f"`krex run` did not end within {_TRY_LIMIT_S:g} s") from None
+            if done.returncode != 0:
+                said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                message = f"`krex run` refuses to run: {said.removeprefix('krex: ')}"
+                raise (BenchUsageError if done.returncode == 2 else BenchError)(message)
+
     def try_start(self, job: Job) -> bool:
         """Start a command if its policy lets it run now; one that cannot be started has ended."""
         if not self._free or (job.turn.policy.is_serial and self._running):
@@ -164,11 +209,12 @@ class Launcher:
         try:
             running.process = self._start(running)
             running.pidfd = os.pidfd_open(running.process.pid)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if running.process is not None:
                 running.kill()
                 running.process.wait()
-            failure = Printed("not started", f"{error.strerror}: {job.command.argv[0]}")
+            why = error.strerror if isinstance(error, OSError) else error
+            failure = Printed("not started", f"{why}: {job.command.argv[0]}")
             self._failed.append(_measurement(running, failure))
             self._free.append(running.slot)
             running.close()
@@ -184,7 +230,9 @@ class Launcher:
         policy, command = running.job.turn.policy, running.job.command
         argv = list(command.argv)
         if policy is KREX:
-            options = ["--device", self._settings.device, "--name", command.name]
+            # A program's name may be no text, and empty.
+            name = command.name.encode(errors="backslashreplace").decode() or "command"
+            options = ["--device", self._settings.device, "--name", name]
             argv = [self._krex, "run", *options, "--", *argv]
         elif policy is EXCLUSIVE:
             argv = [sys.executable, "-I", "-S", queueing.__file__, str(running.lock), *argv]
@@ -197,6 +245,7 @@ class Launcher:
             stdout=running.output,
             stderr=running.errors,
             start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
+            preexec_fn=end_with_parent(),
             pass_fds=() if running.lock is None else (running.lock,),
         )
 
@@ -250,8 +299,11 @@ class Launcher:
             return ended
         now = time.monotonic()
         soonest = min(it.deadline for it in self._running)
-        for key, _ in self._selector.select(max(0.0, min(seconds, soonest - now))):
-            ended.append(self._finish(key.data))
+        ended += self._finish_all(max(0.0, min(seconds, soonest - now)))
+        if any(time.monotonic() >= it.deadline for it in self._running):
+            # Nobody is ended for a limit that has ended by itself: this process may have been
+            # stopped meanwhile.
+            ended += self._finish_all(0)
         for running in list(self._running):
             if time.monotonic() >= running.deadline:
                 if running.killed_for is not None:
@@ -261,6 +313,9 @@ class Launcher:
             elif running.killed_for is None and running.printed_bytes() > _MOST_OUTPUT_BYTES:
                 self._kill_for(running, "bad result", _TOO_MUCH)
         return ended
+
+    def _finish_all(self, seconds: float) -> list[Measurement]:
+        return [self._finish(key.data) for key, _ in self._selector.select(seconds)]
 
     def _has_time_left(self, running: _Running) -> bool:
         """Whether it was kept waiting, and so has time left; then its deadline is put off."""
@@ -361,19 +416,7 @@ class Launcher:
         """End all commands, take krex out of the runtime directories, and remove them."""
         self.kill_all()
         self._selector.close()
-        for directory in self.directory.iterdir():
-            if (directory / "segment").exists():
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    subprocess.run(
-                        [self._krex, "recover", "--purge"],
-                        env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
-                        stdin=subprocess.DEVNULL,
-                        capture_output=True,
-                        check=False,
-                        start_new_session=True,
-                        timeout=_KILL_LIMIT_S,
-                    )
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._own.remove(self._krex)
 
 
 def _measurement(running: _Running, printed: Printed, ended_at: float | None = None) -> Measurement:

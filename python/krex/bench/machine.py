@@ -6,10 +6,8 @@ import os
 import platform
 import re
 import resource
-import tempfile
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from krex.bench.errors import BenchUsageError
@@ -94,15 +92,6 @@ def _ticks(name: str) -> tuple[int, int]:
                 ticks = [int(it) for it in words[1:9]]
                 return sum(ticks), sum(ticks) - ticks[3] - ticks[4]
     return 0, 0
-
-
-def make_directory() -> Path:
-    """Make a directory for runtime directories and locks that are nobody else's.
-
-    In shared memory if there is some, since a segment on a disk is written back to it.
-    """
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    return Path(tempfile.mkdtemp(prefix=f"krex-bench-{os.getpid()}-", dir=parent))
 
 
 def parse_cpus(text: str, allowed: Collection[int]) -> set[int]:

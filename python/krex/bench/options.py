@@ -14,7 +14,7 @@ from krex._text import one_line
 from krex.bench import cuda, machine
 from krex.bench.commands import Command, built_in_commands, read_commands
 from krex.bench.errors import BenchUsageError
-from krex.bench.policies import POLICIES, parse_policies
+from krex.bench.policies import KREX, POLICIES, parse_policies
 from krex.bench.settings import RESERVED_VARIABLE, Settings, default_count
 
 _DEVICES = "cpu (default), cpu:NAME, or a GPU: nvidia-smi's index of it, or its UUID"
@@ -24,6 +24,8 @@ _LONGEST_TIMEOUT_S = 7 * 24 * 3600
 _KREX_VARIABLES = ("KREX_FREEZER", "KREX_MAX_CLOSED", RESERVED_VARIABLE)
 
 FAILED = 125
+#: Nobody would have seen the result.
+UNHEARD = 1
 INCONCLUSIVE = 3
 
 _DESCRIPTION = """\
@@ -110,7 +112,9 @@ def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
 
     `defaults` are those of the options of ``krex bench``, of which none is for this.
     """
+    from krex._native import native_program
     from krex.bench import gate
+    from krex.bench.directories import remove_abandoned
 
     for name, value in defaults.items():
         if getattr(arguments, name) != value:
@@ -120,35 +124,51 @@ def run_gate(arguments: Namespace, defaults: Mapping[str, Any]) -> int:
             )
     _between("--siblings", arguments.siblings, 0, 1000)
     _between("--repeats", arguments.repeats, 1, 1_000_000)
+    remove_abandoned(native_program())
     return gate.show(arguments.siblings, arguments.repeats, arguments.export_rows)
 
 
 def run_bench(arguments: Namespace) -> int:
     """Do what ``krex bench`` asks for; returns the exit status."""
-    from krex import __version__
-    from krex.bench import table
-    from krex.bench.interruption import Interruption
-    from krex.bench.progress import Progress
-    from krex.bench.results import Results, check_path, is_unfinished, save_or_rescue
-    from krex.bench.run import run
+    from krex.bench.results import reserved
 
     settings = settings_from(arguments)
     path = arguments.export_json
-    if path is not None:
-        check_path(path)
-    results = Results(settings, machine.describe(), __version__)
-    progress = Progress(settings.runs())
-    if arguments.resume:
-        if path is None:
+    if path is None:
+        if arguments.resume:
             raise BenchUsageError(
                 "--resume needs --export-json FILE, which says what to go on with"
             )
+        if sys.stdout is None:
+            print("krex: standard output is closed, and there is no --export-json", file=sys.stderr)
+            return UNHEARD
+        return _run(settings, None, is_resumed=False)
+    with reserved(path):
+        return _run(settings, path, is_resumed=arguments.resume)
+
+
+def _run(settings: Settings, path: str | None, *, is_resumed: bool) -> int:
+    from krex import __version__
+    from krex._native import native_program
+    from krex.bench import table
+    from krex.bench.directories import remove_abandoned
+    from krex.bench.interruption import Interruption
+    from krex.bench.launch import Launcher
+    from krex.bench.progress import Progress
+    from krex.bench.results import Results, is_unfinished, save_or_rescue
+    from krex.bench.run import run
+
+    results = Results(settings, machine.describe(), __version__)
+    progress = Progress(settings.runs())
+    if path is not None and is_resumed:
         results.load(path)
-    else:
-        if path is not None and is_unfinished(path):
-            raise BenchUsageError(
-                f"{path} holds an interrupted run: go on with --resume, or remove it"
-            )
+    elif path is not None and is_unfinished(path):
+        raise BenchUsageError(f"{path} holds an interrupted run: go on with --resume, or remove it")
+    remove_abandoned(native_program())
+    if KREX in settings.policies and not results.is_finished:
+        with Launcher(settings) as launcher:
+            launcher.try_krex()
+    if not is_resumed:
         results.busy_before = round(machine.busy_share(), 3)
         if results.busy_before >= 0.05:
             progress.say(

@@ -32,6 +32,8 @@ pub struct Registration {
     pub time_limit: u64,
     /// End it when work of it never ends.
     pub on_stuck: bool,
+    /// It starts with the interposer.
+    pub preloaded: bool,
     /// It runs already, instead of being about to start.
     pub attached: bool,
 }
@@ -133,7 +135,8 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.on_stuck, u64::from(registration.on_stuck) | inherited);
     // What splits off was started like the rest.
     let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
-    set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));
+    let inherited = of_parent.map_or(0, |it| it.load(Ordering::Relaxed));
+    set(&tenant.preloaded, u64::from(registration.preloaded) | inherited);
     for word in [
         &tenant.frozen_total,
         &tenant.frozen_since,
