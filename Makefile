@@ -44,6 +44,10 @@ demo: .venv/.installed ## show the main job: solo, ungated and with krex (fails 
 bench: .venv/.installed ## measure what krex costs, as a table and JSON
 	.venv/bin/python benches/run.py
 
+.PHONY: bench-gpu
+bench-gpu: .venv/.installed ## measure what krex costs on this machine's first NVIDIA GPU
+	PYTHON=.venv/bin/python benches/gpu.sh
+
 .PHONY: wheel
 wheel: .venv-build/.zig ## build the portable wheel (manylinux_2_17) into dist/
 	$(call wheel,dist,KREX_BUILD_GLIBC=2.17)
@@ -67,6 +71,10 @@ test-python: .venv-test/.installed build/simgpu/libcuda.so.1 ## run the Python t
 .PHONY: test-long
 test-long: .venv-test/.installed build/simgpu/libcuda.so.1 ## run the Python tests with 10,000 schedules
 	KREX_TEST_SCHEDULES=10000 .venv-test/bin/python -m pytest tests -o timeout=14400
+
+.PHONY: test-gpu
+test-gpu: .venv-test/.installed ## run the tests that need a real NVIDIA GPU, on the first one
+	PYTHON=.venv-test/bin/python tests/gpu/run.sh
 
 .PHONY: test-sabotage
 test-sabotage: .venv-test/.installed build/simgpu/libcuda.so.1 ## break each step and invariant; a test must notice

@@ -442,6 +442,10 @@ def another_device_inside() -> None:
 
 def in_a_child(body: Callable[[], object]) -> None:
     """Run `body` in a forked child; it must succeed there."""
+    await_child(start_child(body))
+
+
+def start_child(body: Callable[[], object]) -> int:
     child = os.fork()
     if child == 0:
         status = 1
@@ -454,6 +458,10 @@ def in_a_child(body: Callable[[], object]) -> None:
             traceback.print_exc()
         finally:
             os._exit(status)
+    return child
+
+
+def await_child(child: int) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
@@ -829,6 +837,39 @@ def a_childs_region_on_another_device() -> dict[str, Any]:
     with open(read_end, "rb") as file:
         report: dict[str, Any] = json.loads(file.read())
     return report
+
+
+def a_childs_region_after_its_parents(inside: list[int]) -> None:
+    """It stays on its CPUs while the supervisor still looks for what the parent's may have borne.
+
+    The parent's old masks name the child's thread, too, which was there in the parent's region.
+    """
+    own = os.sched_getaffinity(0)
+    start_helper()
+    read_end, write_end = os.pipe()
+
+    def waits() -> None:
+        os.read(read_end, 1)
+        with region.critical(timeout=10) as timed:
+            bears = bear()
+            try:
+                end = time.monotonic() + 0.8
+                while time.monotonic() < end:
+                    for process in (0, bears):
+                        assert os.sched_getaffinity(process) == set(inside), "it was moved off"
+            finally:
+                os.kill(bears, signal.SIGKILL)
+                os.waitpid(bears, 0)
+        assert timed.report.verdict == "clean", timed.report.reasons
+        assert not timed.report.joined
+        assert os.sched_getaffinity(0) == own
+
+    child = start_child(waits)
+    with region.critical():
+        assert os.sched_getaffinity(child) == set(inside)
+    os.write(write_end, b"1")
+    await_child(child)
+    assert os.sched_getaffinity(0) == own
 
 
 def has(thread: int, cpus: set[int]) -> bool:

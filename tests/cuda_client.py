@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -122,6 +123,57 @@ def launch_on_many(count: int, seconds: float) -> None:
     streams.extend(more)
     for index in range(count):
         launch(seconds=seconds if index == count - 1 else 0.0, stream=first + index)
+
+
+def work_at_random(seed: int, regions: int) -> list[dict[str, Any]]:
+    """Submit whatever a program may, and hold so many regions; returns what each was like."""
+    from krex import region
+
+    chosen = random.Random(seed)
+    held: list[dict[str, Any]] = []
+
+    def submit() -> None:
+        launch(seconds=chosen.choice([0, 1e-4, 2e-3]), stream=chosen.choice([0, 1, None]))
+
+    def fill() -> None:
+        check(driver.cuMemsetD8(state["memory"], 1, 4096))
+
+    def copy() -> None:
+        check(driver.cuMemcpyDtoH(bytearray(64), state["memory"], 64))
+
+    def capture() -> None:
+        begin_capture(chosen.choice(["global", "thread_local", "relaxed"]))
+        time.sleep(chosen.choice([0, 2e-3]))
+        end_capture()
+
+    def allocate() -> None:
+        memory = check(driver.cuMemAlloc(4096))
+        check(driver.cuMemFree(memory))
+
+    def replace_stream() -> None:
+        launch(seconds=1e-3, stream=1)
+        destroy_stream(1)
+        streams.append(check(driver.cuStreamCreate(NON_BLOCKING)))
+
+    def hold() -> None:
+        with region.critical(drain_timeout=20) as critical:
+            entered = time.monotonic_ns()
+            for _ in range(chosen.randrange(4)):
+                submit()
+            # Without synchronising: its end waits.
+            left = time.monotonic_ns()
+        report = critical.report
+        reasons = list(report.reasons)
+        held.append({"entered": entered, "left": left, "verdict": report.verdict, "why": reasons})
+
+    others = [submit, submit, submit, fill, copy, capture, allocate, replace_stream]
+    while len(held) < regions:
+        for _ in range(chosen.randrange(12)):
+            chosen.choice(others)()
+        hold()
+        time.sleep(chosen.choice([0, 1e-3, 2e-2]))
+    synchronize()
+    return held
 
 
 def destroy_stream(stream: int) -> None:

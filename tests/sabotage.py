@@ -103,7 +103,7 @@ TABLE = (
         "exchange",
         "step 3, I2",
         "cuGetProcAddress hands out the driver's own functions",
-        ("test_interposer.py::test_ways_to_the_driver[resolver]",),
+        ("test_interposer.py::test_what_the_driver_hands_out_is_exchanged",),
     ),
     Sabotage(
         "drain_own",

@@ -241,3 +241,10 @@ def test_nothing_is_frozen_or_leaked_by_what_was_refused(machine: Machine, tmp_p
     after = machine.status()
     assert [it["name"] for it in after["devices"]] == [it["name"] for it in before["devices"]]
     assert machine.nobody_is_frozen()
+
+
+def test_an_unknown_log_level_is_said_and_warnings_stay(machine: Machine) -> None:
+    result = machine.krex("run", "--", "true", env={"KREX_LOG": "loud"})
+    assert result.returncode == 0
+    assert 'KREX_LOG is "loud"; use off, error, warn, info, debug or trace' in result.stderr
+    assert machine.krex("run", "--", "true", env={"KREX_LOG": "off"}).stderr == ""

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
 from krex import _cgroups, _krex, _native, _procfs, _segments, doctor
 from krex._findings import Finding, Machine
@@ -38,6 +39,8 @@ CHECKED = {
     "frozen-cgroups",
     "cpus",
     "reserved-cpus",
+    "max-closed",
+    "bench-directories",
     "native-program",
 }
 
@@ -185,17 +188,52 @@ def test_reserved_cpus_are_named_and_bad_settings_found() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     nothing = finding()
     assert (nothing.level, nothing.remedy) == ("ok", None)
-    assert nothing.message.startswith("no CPUs are kept")
+    assert nothing.message.startswith("no CPUs would be kept")
     assert finding(KREX_RESERVED_CPUS="none").level == "ok"
     one = finding(KREX_RESERVED_CPUS=str(cpus[-1]))
     assert one.level == "ok"
-    assert one.message.startswith(f"CPUs {cpus[-1]} are kept")
+    assert one.message.startswith(f"CPUs {cpus[-1]} would be kept")
     assert finding(KREX_RESERVED_CPUS=",".join(map(str, cpus))).level == "warning"
     for bad in ("x", "1-0", "1023"):
         found = finding(KREX_RESERVED_CPUS=bad)
         assert (found.level, found.remedy) == ("error", "unset KREX_RESERVED_CPUS")
         assert bad in found.message
     assert sorted(os.sched_getaffinity(0)) == cpus
+
+
+def test_reserved_cpus_are_compared_with_those_of_commands_that_run(
+    machine: harness.Machine,
+) -> None:
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    machine.actor(env={"KREX_RESERVED_CPUS": str(last)})
+    environ = {"KREX_RUNTIME_DIR": str(machine.runtime_dir)}
+    for same in ({}, {"KREX_RESERVED_CPUS": str(last)}):
+        (found,) = run_check(doctor.check_reserved_cpus, **environ, **same)
+        assert found.level == "ok"
+        assert found.message == f"commands that run keep CPUs {last} for cpu"
+    for other in (str(first), "none"):
+        setting = {"KREX_RESERVED_CPUS": other}
+        (found,) = run_check(doctor.check_reserved_cpus, **environ, **setting)
+        assert (found.level, found.remedy) == ("warning", f"export KREX_RESERVED_CPUS={last}")
+        assert machine.krex("run", "--", "true", env=setting).returncode == 2
+
+
+@pytest.mark.parametrize("value", ["", "2", "0.5", "1e3", ".5", "5.", "+1", "1e-9"])
+def test_limits_of_closed_time(machine: harness.Machine, value: str) -> None:
+    (found,) = run_check(doctor.check_max_closed, KREX_MAX_CLOSED=value)
+    assert (found.level, found.remedy) == ("ok", None)
+    assert machine.krex("run", "--", "true", env={"KREX_MAX_CLOSED": value}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["abc", "0", "-1", "nan", "inf", "1_0", " 1", "1e-10", "1e20", "1" * 400, "\u0663", "."],
+)
+def test_limits_of_closed_time_that_are_none(machine: harness.Machine, value: str) -> None:
+    (found,) = run_check(doctor.check_max_closed, KREX_MAX_CLOSED=value)
+    assert (found.level, found.remedy) == ("error", "unset KREX_MAX_CLOSED")
+    # The native program is of the same opinion.
+    assert machine.krex("run", "--", "true", env={"KREX_MAX_CLOSED": value}).returncode == 2
 
 
 # The kernel and /proc

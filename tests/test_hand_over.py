@@ -159,35 +159,42 @@ class Connected:
 # --- waiting ---
 
 
-def test_a_grant_that_was_made_wins_over_a_timeout(handing_over_machine: Machine) -> None:
-    machine = handing_over_machine
-    holder, waiter = actors(machine, 2)
-    Line(machine, holder, (waiter, {"timeout": 1.0}))
-    holder.do("spin", seconds=1.1)
-    assert is_frozen(waiter.pid)
-    holder.send("leave")
-    waiter.answer()
-    waiter.do("spin", seconds=0.02)
-    assert waiter.do("leave")["verdict"] == "clean"
-
-
 def test_a_waiter_that_was_frozen_past_its_timeout_gets_it_at_its_thaw(
     handing_over_machine: Machine,
 ) -> None:
+    """It is passed over: its turn would come too late for it."""
     machine = handing_over_machine
-    holder, second, waiter = actors(machine, 3)
-    Line(machine, holder, (second, {}), (waiter, {"timeout": 1.0}))
+    holder, late, second = actors(machine, 3)
+    line = Line(machine, holder, (late, {"timeout": 1.0}), (second, {}))
     holder.do("spin", seconds=1.1)
     holder.send("leave")
-    second.answer()
+    assert second.answer()["epoch"] == line.first_epoch + 1
+    assert is_frozen(late.pid)
     second.do("spin", seconds=0.02)
-    # It is granted the next turn, unless it is thawed first: its budget is spent.
-    assert is_frozen(waiter.pid)
-    second.kill()
+    second.do("leave")
     with pytest.raises(ActorError, match="no region on cpu") as caught:
-        waiter.answer()
+        late.answer()
     assert caught.value.kind == "RegionTimeout"
-    wait_until(lambda: machine.device()["queue"] == [])
+    assert machine.device()["queue"] == []
+    wait_until(machine.nobody_is_frozen)
+
+
+def test_who_stops_with_its_grant_claims_again(handing_over_machine: Machine) -> None:
+    machine = handing_over_machine
+    fault = machine.runtime_dir / "fault of the waiter"
+    holder = machine.actor()
+    waiter = machine.actor(env={"KREX_FAULT": f"@{fault}"})
+    for actor in (holder, waiter):
+        actor.do("submit")
+    line = Line(machine, holder, (waiter, {"timeout": 2.0}))
+    fault.write_text("granted=stop")
+    holder.do("spin", seconds=0.02)
+    holder.do("leave")
+    wait_until(lambda: process_state(waiter.pid) == "T", "it is stopped with its grant")
+    wait_until(lambda: machine.device()["phase"] == "open", "its grant is taken from it")
+    waiter.signal(18)
+    assert waiter.answer()["epoch"] > line.first_epoch
+    waiter.do("leave")
 
 
 def test_who_does_not_take_its_grant_is_passed_over(handing_over_machine: Machine) -> None:

@@ -264,6 +264,29 @@ def test_captures_survive_a_drain(
     assert tell(sibling, "end_capture") == 2
 
 
+def test_random_programs_never_meet(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    """While one is in its region, nothing of any other reaches the device, or still runs on it."""
+    actors = [start(machine, gpu)[0] for _ in range(3)]
+    regions = int(os.environ.get("KREX_TEST_SCHEDULES", "300")) // 10
+    for seed, actor in enumerate(actors):
+        arguments = {"seed": seed, "regions": regions}
+        actor.send("call", module="cuda_client", function="work_at_random", arguments=arguments)
+    held = {actor.pid: actor.answer(limit=1000) for actor in actors}
+    journal = gpu.journal()
+    for pid, mine in held.items():
+        for region in mine:
+            assert region["verdict"] == "clean", region["why"]
+            inside = range(region["entered"], region["left"])
+            met = [it for it in journal if it.pid != pid and it.time in inside]
+            submitted = [it for it in met if it.kind in simgpu.SUBMISSIONS]
+            assert submitted == []
+            # The last of one before that is what it was doing then.
+            for other in held.keys() - {pid}:
+                before = [it.kind for it in journal if it.pid == other and it.time < inside.start]
+                states = [it for it in before if it in ("busy", "idle")]
+                assert states[-1:] != ["busy"]
+
+
 def test_default_streams_of_threads_are_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
     environment = {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1", **gpu.environment}
     sibling = machine.actor(env=environment)
@@ -432,6 +455,49 @@ def test_calls_within_calls_pass(machine: Machine, fake_driver: dict[str, str]) 
         "value = [report.device, report.submissions, count('outer_calls'), count('inner_calls')]\n"
     )
     assert actor.do("run", code=code) == [FAKE_DEVICE, 5, 6, 6]
+
+
+RESOLVE = """
+def resolve(name, *types):
+    found = ctypes.c_void_p()
+    flags = ctypes.c_uint64(0)
+    assert library.cuGetProcAddress_v2(name, ctypes.byref(found), 12000, flags, None) == 0
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(found.value)
+number = ctypes.c_uint64
+"""
+
+
+def test_what_the_driver_hands_out_is_exchanged(
+    machine: Machine, fake_driver: dict[str, str]
+) -> None:
+    """By its address if the driver exports it, else by name and version."""
+    actor = machine.actor(env=fake_driver)
+    code = (
+        BEGIN_FAKE
+        + RESOLVE
+        + (
+            "memset = resolve(b'cuMemsetD16', number, ctypes.c_uint16, number)\n"
+            "copy = resolve(b'cuMemcpyDtoDAsync', number, number, number, number)\n"
+            "with region.critical() as critical:\n"
+            "    for _ in range(3): assert memset(0, 1, 16) == 0\n"
+            "    for _ in range(4): assert copy(0, 0, 16, 0) == 0\n"
+            "count = ctypes.c_int.in_dll(library, 'outer_calls').value\n"
+            "value = [critical.report.submissions, count, critical.report.verdict]\n"
+        )
+    )
+    assert actor.do("run", code=code) == [7, 8, "clean"]
+
+
+def test_who_uses_an_unknown_function_is_not_fully_gated(
+    machine: Machine, fake_driver: dict[str, str]
+) -> None:
+    sibling = machine.actor(env=fake_driver)
+    sibling.do("run", code=BEGIN_FAKE + RESOLVE + "resolve(b'cuLaunchSomethingNew')\nvalue = 0\n")
+    [tenant] = [it for it in machine.status()["tenants"] if it["pid"] == sibling.pid]
+    assert [it["fully_gated"] for it in tenant["submitters"]] == [False]
+    report = machine.actor("--device", FAKE_DEVICE).do("whole")
+    assert report["verdict"] == "contended"
+    assert "this krex does not know" in report["reasons"][0]
 
 
 def test_a_cancelled_thread_leaves_no_count(machine: Machine, fake_driver: dict[str, str]) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,6 @@ from harness import (
     Actor,
     ActorError,
     Machine,
-    cgroup_mount,
-    cgroup_of,
     is_running,
     process_state,
     wait_until,
@@ -34,18 +34,6 @@ OTHERS = ALL[:-1]
 # Where the first and the last are reserved. Of two CPUs none is left; then nobody is kept off.
 BETWEEN = ALL[1:-1] or ALL
 SETTING = "KREX_RESERVED_CPUS"
-
-# Groups that are made below this process's own have cpusets, so that the kernel keeps tenants off.
-FENCES = "cpuset" in (
-    (cgroup_mount() / (cgroup_of(os.getpid()) or "/").lstrip("/") / "cgroup.subtree_control")
-    .read_text()
-    .split()
-)
-
-
-def how(machine: Machine) -> str:
-    """How the report says that tenants are kept off reserved CPUs."""
-    return "cpuset" if FENCES and machine.freezer != "sigstop" else "affinity"
 
 
 def threads(pid: int) -> list[int]:
@@ -121,7 +109,7 @@ def test_the_holder_has_the_reserved_cpu_to_itself(reserving: Machine) -> None:
         assert all_have(OTHERS, sibling.pid, other.pid)
         report = holder.do("leave")
         assert masks(*everybody, child) == before
-        assert (report["cpus"], report["isolation"]) == (str(LAST), how(machine))
+        assert (report["cpus"], report["isolation"]) == (str(LAST), "affinity")
         assert report["isolate_s"] > 0
         assert report["verdict"] == "clean", report
     assert machine.device()["cpus"] == str(LAST)
@@ -229,7 +217,9 @@ def test_a_mask_that_is_chosen_inside_may_be_any(one_reserved: Machine) -> None:
     holder.call("start_helper")
     holder.do("hold")
     holder.call("choose_cpus", cpus=[FIRST])
-    holder.do("leave")
+    report = holder.do("leave")
+    assert report["verdict"] == "unknown"
+    assert "not on the reserved CPUs" in report["reasons"][0]
     after = masks(holder.pid)
     assert after.pop(holder.pid) == [FIRST]
     assert list(after.values()) == [OTHERS]
@@ -253,7 +243,7 @@ def test_regions_in_a_region_change_nothing(reserving: Machine) -> None:
     assert all_have([LAST], holder.pid)
     inner = holder.do("leave")
     assert (inner["joined"], inner["cpus"]) == (True, str(LAST))
-    assert inner["isolation"] == how(machine)
+    assert inner["isolation"] == "affinity"
     assert inner["isolate_s"] == 0
     holder.call("a_childs_region_is_joined")
     assert all_have([LAST], holder.pid)
@@ -314,6 +304,19 @@ def test_a_stopped_holder_is_restored_from_outside(reserving: Machine) -> None:
     assert first.answer()["verdict"] == "revoked"
     assert masks(first.pid) == before
     assert first.do("whole", timeout=LIMIT)["verdict"] == "clean"
+
+
+def test_what_a_stopped_holder_was_bearing_goes_back(one_reserved: Machine) -> None:
+    """Also if one thread alone was seen: it may have been in the middle of a fork."""
+    machine = one_reserved
+    holder = machine.actor()
+    assert len(threads(holder.pid)) == 1
+    holder.do("hold", max_hold=0.3)
+    holder.signal(signal.SIGSTOP)
+    become(OTHERS, holder.pid)
+    os.sched_setaffinity(holder.pid, [LAST])
+    become(OTHERS, holder.pid)
+    holder.signal(signal.SIGCONT)
 
 
 def test_the_pair_is_killed_and_the_holder_too(one_reserved: Machine) -> None:
@@ -401,6 +404,26 @@ def test_the_worker_falls_while_it_restores(scene: Scene, point: str, fault: str
     scene.works(sibling)
 
 
+@pytest.mark.parametrize("fault", ["kill", "stop"])
+def test_the_holder_waits_for_a_worker_that_fell_while_it_restored(
+    scene: Scene, fault: str
+) -> None:
+    """It takes nothing out of the supervisor's hands: another one comes and does it."""
+    holder = scene.actor("holder")
+    child = bear(scene.machine, holder)
+    before = masks(holder.pid, child)
+    scene.arm("supervisor", "restoring", fault)
+    holder.do("hold", max_hold=0.3)
+    wait_until(lambda: scene.has_fallen("supervisor"), "the worker falls")
+    assert holder.do("leave_anyhow")["verdict"] == "revoked"
+    assert masks(holder.pid, child) == before
+    holder.do("hold", timeout=LIMIT)
+    assert all_have([LAST], holder.pid, child)
+    assert holder.do("leave")["verdict"] == "clean"
+    assert masks(holder.pid, child) == before
+    scene.works(holder)
+
+
 # --- everybody else keeps off ---
 
 
@@ -412,7 +435,7 @@ def test_who_attaches_itself_is_kept_off(reserving: Machine) -> None:
     bare.do("submit")
     become(OTHERS, bare.pid)
     assert all_have(OTHERS, first.pid)
-    assert bare.do("whole")["isolation"] == how(machine)
+    assert bare.do("whole")["isolation"] == "affinity"
     assert all_have(OTHERS, bare.pid)
 
 
@@ -421,37 +444,6 @@ def test_who_helps_himself_is_put_back(reserving: Machine) -> None:
     actor.call("start_helper", cpus=ALL)
     actor.call("choose_cpus", cpus=ALL)
     become(OTHERS, actor.pid)
-
-
-def test_the_kernel_keeps_off_where_there_are_cpusets(one_reserved: Machine) -> None:
-    """Elsewhere there is no such file, and masks have to do."""
-    machine = one_reserved
-    holder, sibling = machine.actor(), machine.actor("--device", "cpu:other")
-    group = cgroup_mount() / (cgroup_of(sibling.pid) or "/").lstrip("/")
-    file = group / "cpuset.cpus"
-    assert file.exists() == FENCES
-
-    def is_fenced() -> bool:
-        return not FENCES or file.read_text().strip() not in ("", str(LAST))
-
-    for _ in range(3):
-        wait_until(is_fenced, "the supervisor raises the fence")
-        if FENCES:
-            with pytest.raises(ActorError, match="Invalid argument"):
-                sibling.call("choose_cpus", cpus=[LAST])
-        before = masks(holder.pid, sibling.pid)
-        assert all_have(OTHERS, holder.pid, sibling.pid)
-        holder.do("hold")
-        assert all_have([LAST], holder.pid)
-        assert all_have(OTHERS, sibling.pid)
-        assert holder.do("leave")["isolation"] == how(machine)
-        assert masks(holder.pid, sibling.pid) == before
-        # Its own is lowered while it holds.
-        report = sibling.do("whole")
-        assert (report["cpus"], report["isolation"]) == (str(LAST), how(machine))
-    wait_until(is_fenced)
-    assert machine.krex("recover", "--purge").returncode == 0
-    become(ALL, holder.pid, sibling.pid)
 
 
 def test_the_supervisor_keeps_off_too(one_reserved: Machine) -> None:
@@ -487,6 +479,10 @@ def test_a_child_in_a_region_of_its_own(one_reserved: Machine) -> None:
     assert all_have(OTHERS, parent.pid)
 
 
+def test_a_child_in_a_region_after_its_parents(reserving: Machine) -> None:
+    reserving.actor().call("a_childs_region_after_its_parents", inside=[LAST])
+
+
 def test_a_reservation_that_comes_later_reaches_everybody(machine: Machine) -> None:
     early = machine.actor()
     early.call("start_helper", cpus=[LAST])
@@ -507,6 +503,21 @@ def test_a_reservation_that_comes_later_reaches_everybody(machine: Machine) -> N
     assert masks(early.pid) == before
 
 
+def test_who_stays_on_another_devices_cpus_is_in_nobodys_way(machine: Machine) -> None:
+    other = machine.actor("--device", "cpu:other", env={SETTING: str(LAST)})
+    holder = machine.actor("--device", "cpu:own", env={SETTING: str(FIRST)})
+    stays = machine.actor()
+    stays.call("choose_cpus", cpus=[LAST])
+    other.quit()
+    wait_until(lambda: holder.do("whole")["verdict"] == "clean")
+    time.sleep(1.2)  # By now it was seen that it stays.
+    assert holder.do("whole")["verdict"] == "clean"
+    again = machine.actor("--device", "cpu:other")
+    report = again.do("whole")
+    assert "no other CPUs" in report["reasons"][0]
+    assert mask(stays.pid) == [LAST]
+
+
 def test_purge_gives_everybody_the_cpus_back(reserving: Machine) -> None:
     machine = reserving
     holder, sibling = machine.actor(), machine.actor()
@@ -519,6 +530,20 @@ def test_purge_gives_everybody_the_cpus_back(reserving: Machine) -> None:
     with contextlib.suppress(ActorError):
         holder.do("leave")
     assert all_have(ALL, holder.pid, child)
+
+
+def test_what_is_born_while_krex_is_purged_goes_back(one_reserved: Machine) -> None:
+    machine = one_reserved
+    holder = machine.actor()
+    child = bear(machine, holder)
+    holder.do("hold")
+    assert mask(child) == [LAST]
+    purge = threading.Thread(target=machine.krex, args=("recover", "--purge"))
+    purge.start()
+    wait_until(lambda: mask(child) != [LAST], "the supervisor restores")
+    os.sched_setaffinity(child, [LAST])
+    purge.join()
+    become(ALL, holder.pid, child)
 
 
 # --- the setting ---

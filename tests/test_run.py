@@ -99,6 +99,7 @@ def test_nothing_that_a_command_inherits_changes(machine: Machine) -> None:
     for which in (direct, through):
         # Its own process group: the number is its own process id.
         which.pop("pgid")
+    assert through["environ"].pop("LD_PRELOAD").endswith("/lib/krex/libkrex_preload.so")
     assert through == direct
 
 
@@ -239,6 +240,13 @@ def test_a_wrong_freezer_is_named(machine: Machine) -> None:
     code = "import krex.region as r\nwith r.critical(): pass"
     done = machine.run([sys.executable, "-c", code], env={"KREX_FREEZER": "v1"})
     assert "ValueError: KREX_FREEZER" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["abc", "0", "-1", "nan", "inf", " 1"])
+def test_a_wrong_limit_of_closed_time_is_named(machine: Machine, value: str) -> None:
+    done = machine.krex("run", "--", "true", env={"KREX_MAX_CLOSED": value})
+    failed(done, 2, "KREX_MAX_CLOSED", "a positive number of seconds")
+    assert not (machine.runtime_dir / "segment").exists()
 
 
 def test_help_is_no_error(machine: Machine) -> None:

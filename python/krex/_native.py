@@ -35,6 +35,21 @@ def native_program() -> str:
     )
 
 
+def interposer() -> str | None:
+    """Return the library that `krex run` loads into commands; None if it loads none.
+
+    It is where the native program looks for it: see rust/krex-supervisor/src/preload.rs.
+    """
+    if os.environ.get("KREX_PRELOAD") == "0":
+        return None
+    scripts, _ = os.path.split(os.path.realpath(native_program()))
+    for directory in (os.path.join(os.path.dirname(scripts), "lib", "krex"), scripts):
+        path = os.path.join(directory, "libkrex_preload.so")
+        if os.path.isfile(path):
+            return path
+    return None
+
+
 def _candidates() -> Iterator[str]:
     package = os.path.dirname(os.path.abspath(__file__))
     yield os.path.join(os.path.dirname(package), "bin", "krex")

@@ -82,12 +82,13 @@ def _shrink(widths: list[int], width: int) -> None:
 def _join(cells: Sequence[str], widths: Sequence[int]) -> str:
     padded = []
     for cell, width in zip(cells, widths, strict=True):
-        cut = _cut(cell, width)
-        padded.append(cut + " " * (width - display_width(cut)))
+        shown = cut(cell, width)
+        padded.append(shown + " " * (width - display_width(shown)))
     return "  ".join(padded).rstrip()
 
 
-def _cut(text: str, width: int) -> str:
+def cut(text: str, width: int) -> str:
+    """Return `text`, shortened to `width` columns if it is wider; an ellipsis shows the cut."""
     if display_width(text) <= width:
         return text
     while text and display_width(text) > width - 1:

@@ -4,7 +4,7 @@ The native program `krex` is what a user calls; it runs commands itself and hand
 subcommand to this module. ``python -m krex`` comes here first and hands `run` to the native
 program. Exit statuses are those of timeout(1): 2 for a usage error, 125 for a failure of krex's
 own, each with one line on standard error; `krex doctor` exits with 1 if it found an error,
-`krex bench` with 3 if its result is inconclusive.
+`krex bench` with 3 if its result is inconclusive, and 1 if nobody would see it.
 """
 
 from __future__ import annotations

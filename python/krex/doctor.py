@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -274,7 +275,7 @@ def check_other_runtime_dirs(machine: Machine) -> Iterator[Finding]:
         yield Finding(
             "other-runtime-dirs",
             "info",
-            f"{_count(hidden, 'process', 'processes')} may not be looked at by this user",
+            f"this user has no right to look at {_count(hidden, 'process', 'processes')}",
             "sudo krex doctor" if os.geteuid() != 0 else None,
         )
 
@@ -326,15 +327,20 @@ def check_frozen_cgroups(machine: Machine) -> Iterator[Finding]:
 
 
 def _region_is_running(machine: Machine) -> bool:
+    return any(device["holder"] is not None for device in _devices(machine))
+
+
+def _devices(machine: Machine) -> list[dict[str, Any]]:
+    """Return the segment's devices; none if there is no segment that can be read."""
     if not os.path.lexists(machine.segment):
-        return False
+        return []
     try:
         from krex import _krex
 
-        devices = _krex.snapshot(machine.runtime_dir)["devices"]
+        devices: list[dict[str, Any]] = _krex.snapshot(machine.runtime_dir)["devices"]
     except (ImportError, OSError, RuntimeError):
-        return False
-    return any(device["holder"] is not None for device in devices)
+        return []
+    return devices
 
 
 def check_cpus(machine: Machine) -> Iterator[Finding]:
@@ -351,7 +357,7 @@ def check_cpus(machine: Machine) -> Iterator[Finding]:
 
 
 def check_reserved_cpus(machine: Machine) -> Iterator[Finding]:
-    """Which CPUs are kept for regions, and why."""
+    """Which CPUs are kept for regions, or would be by the first command, and why."""
     try:
         from krex import _krex
     except ImportError:
@@ -362,17 +368,77 @@ def check_reserved_cpus(machine: Machine) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield Finding("reserved-cpus", "error", one_line(str(error)), "unset KREX_RESERVED_CPUS")
         return
+    for device, kept in _kept_cpus(machine):
+        if setting is not None and kept != cpus:
+            yield Finding(
+                "reserved-cpus",
+                "warning",
+                f"KREX_RESERVED_CPUS is {setting!r}, but commands that run keep CPUs {kept} for "
+                f"{device}, and no other setting is let in before they have ended",
+                f"export KREX_RESERVED_CPUS={shlex.quote(kept)}",
+            )
+        else:
+            yield Finding("reserved-cpus", "ok", f"commands that run keep CPUs {kept} for {device}")
+        if device == "cpu":
+            return
     if not cpus:
-        yield Finding("reserved-cpus", "ok", f"no CPUs are kept for regions ({why})")
+        yield Finding("reserved-cpus", "ok", f"no CPUs would be kept for regions on cpu ({why})")
     elif leaves_none:
         yield Finding(
             "reserved-cpus",
             "warning",
-            f"all CPUs ({cpus}) are kept for regions, so nobody can be kept off them",
+            f"all CPUs ({cpus}) would be kept for regions, so nobody could be kept off them",
             "unset KREX_RESERVED_CPUS",
         )
     else:
-        yield Finding("reserved-cpus", "ok", f"CPUs {cpus} are kept for regions ({why})")
+        yield Finding(
+            "reserved-cpus", "ok", f"CPUs {cpus} would be kept for regions on cpu ({why})"
+        )
+
+
+def _kept_cpus(machine: Machine) -> list[tuple[str, str]]:
+    """Return the devices for which commands that run keep CPUs, and which; `cpu` is the last."""
+    found = [(it["name"], it["cpus"]) for it in _devices(machine) if it["cpus"]]
+    return sorted(found, key=lambda it: (it[0] == "cpu", it[0]))
+
+
+#: As rust/krex-core/src/budget.rs reads numbers.
+_SECONDS = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def check_max_closed(machine: Machine) -> Iterator[Finding]:
+    """How long regions may follow one another, given KREX_MAX_CLOSED."""
+    value = machine.environ.get("KREX_MAX_CLOSED") or "2"
+    # Durations are whole nanoseconds, and their seconds have 64 bits.
+    if _SECONDS.fullmatch(value) and 0.5e-9 < float(value) < 2**64:
+        yield Finding(
+            "max-closed",
+            "ok",
+            f"regions that follow one another keep others out for {float(value):g} s in a row",
+        )
+    else:
+        yield Finding(
+            "max-closed",
+            "error",
+            f"KREX_MAX_CLOSED is {value!r}, which is no positive number of seconds",
+            "unset KREX_MAX_CLOSED",
+        )
+
+
+def check_bench_directories(machine: Machine) -> Iterator[Finding]:
+    """Whether benches that were killed have left directories behind."""
+    from krex.bench.directories import abandoned
+
+    left = [str(it) for it in abandoned()]
+    if left:
+        yield Finding(
+            "bench-directories",
+            "warning",
+            f"left behind by `krex bench`, which was killed: {one_line(some(left))}",
+            f"rm -r {' '.join(shlex.quote(it) for it in left)}",
+        )
+    else:
+        yield Finding("bench-directories", "ok", "no bench that was killed has left anything")
 
 
 def check_native_program(machine: Machine) -> Iterator[Finding]:
@@ -405,6 +471,8 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("frozen-cgroups", check_frozen_cgroups),
     ("cpus", check_cpus),
     ("reserved-cpus", check_reserved_cpus),
+    ("max-closed", check_max_closed),
+    ("bench-directories", check_bench_directories),
     ("native-program", check_native_program),
 )
 

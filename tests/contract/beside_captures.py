@@ -9,7 +9,7 @@ from typing import Any
 
 from cuda.bindings import driver
 
-from contract.graphs import end_capture
+from contract.graphs import captured, end_capture
 from contract.program import PROGRAM
 from contract.support import CASES, MODES, NON_BLOCKING, Gpu, name, ok
 
@@ -29,6 +29,12 @@ class Bystander:
         ok(driver.cuStreamSynchronize(self.stream))
         self.place, self.spare = gpu.integers(4), gpu.integers(4)
         self.pinned = int(ok(driver.cuMemHostAlloc(16, 0)))
+        self.pooled = int(ok(driver.cuMemAllocAsync(16, self.stream)))
+        ok(driver.cuStreamSynchronize(self.stream))
+        self.module = ok(driver.cuModuleLoadData(PROGRAM))
+        with captured(self.stream) as graphs:
+            gpu.launch("add_one", self.stream, self.place, 1)
+        self.executable = ok(driver.cuGraphInstantiate(graphs[0], 0))
 
     def record_and_query(self) -> tuple[Any, ...]:
         """What a drain by stream does."""
@@ -66,14 +72,21 @@ BESIDE_A_CAPTURE: dict[str, tuple[str, Callable[[Bystander], Any]]] = {
         lambda it: driver.cuMemcpyDtoHAsync(it.pinned, it.place, 16, it.stream),
     ),
     "cuMemsetD32Async": (HARMLESS, lambda it: driver.cuMemsetD32Async(it.place, 0, 1, it.stream)),
-    "cuMemAllocAsync": (HARMLESS, lambda it: driver.cuMemAllocAsync(16, it.stream)),
+    "cuMemAllocAsync": (UNSAFE, lambda it: driver.cuMemAllocAsync(16, it.stream)),
     "cuMemAlloc": (UNSAFE, lambda it: driver.cuMemAlloc(16)),
     "cuMemFree": (UNSAFE, lambda it: driver.cuMemFree(it.spare)),
     "cuMemHostAlloc": (UNSAFE, lambda it: driver.cuMemHostAlloc(16, 0)),
-    "cuMemcpyDtoH": (UNSAFE, lambda it: driver.cuMemcpyDtoH(bytearray(16), it.place, 16)),
+    "cuMemcpyDtoH": (HARMLESS, lambda it: driver.cuMemcpyDtoH(bytearray(16), it.place, 16)),
+    "cuMemcpyHtoD": (HARMLESS, lambda it: driver.cuMemcpyHtoD(it.place, bytes(16), 16)),
     "cuMemsetD32": (HARMLESS, lambda it: driver.cuMemsetD32(it.place, 0, 1)),
     "cuMemGetInfo": (HARMLESS, lambda it: driver.cuMemGetInfo()),
-    "cuModuleLoadData": (UNSAFE, lambda it: driver.cuModuleLoadData(PROGRAM)),
+    "cuModuleLoadData": (HARMLESS, lambda it: driver.cuModuleLoadData(PROGRAM)),
+    "cuModuleUnload": (UNSAFE, lambda it: driver.cuModuleUnload(it.module)),
+    "cuMemFreeAsync": (HARMLESS, lambda it: driver.cuMemFreeAsync(it.pooled, it.stream)),
+    "cuGraphLaunch": (HARMLESS, lambda it: driver.cuGraphLaunch(it.executable, it.stream)),
+    "cuEventDestroy": (HARMLESS, lambda it: driver.cuEventDestroy(it.other_event)),
+    "cuCtxSetCurrent": (HARMLESS, lambda it: driver.cuCtxSetCurrent(it.gpu.context)),
+    "cuStreamGetFlags": (HARMLESS, lambda it: driver.cuStreamGetFlags(it.captured)),
 }
 
 

@@ -75,7 +75,7 @@ def the_environment_chooses_devices(gpu: Gpu) -> None:
             "0,99": "SUCCESS 1",
             "99,0": "NO_DEVICE ",
             "nonsense": "NO_DEVICE ",
-            "0,0": "NO_DEVICE ",
+            "0,0": "INVALID_DEVICE ",
         },
     )
 

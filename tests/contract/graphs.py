@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +12,7 @@ from cuda.bindings import driver
 
 from contract.support import (
     LEGACY,
+    MILLISECOND,
     MODES,
     NO_TIMING,
     PER_THREAD,
@@ -133,13 +136,80 @@ def captures_begin_and_end_in_their_place(gpu: Gpu) -> None:
     equal(end_capture(stream), "ILLEGAL_STATE")
     ok(begin(stream, MODES["global"]))
     expect(begin(stream, MODES["global"]), "ILLEGAL_STATE")
-    equal(gpu.thread(lambda: end_capture(stream)), "STREAM_CAPTURE_WRONG_THREAD")
     equal(end_capture(stream), "SUCCESS")
     ok(begin(stream, MODES["relaxed"]))
     equal(gpu.thread(lambda: end_capture(stream)), "SUCCESS")
     ok(begin(PER_THREAD, MODES["global"]))
     equal(end_capture(PER_THREAD), "SUCCESS")
     equal(status(other), "NONE")
+
+
+@case
+def another_thread_ends_a_capture_and_gets_no_graph(gpu: Gpu) -> None:
+    stream = gpu.stream()
+    for mode in ("global", "thread_local"):
+        ok(driver.cuStreamBeginCapture(stream, MODES[mode]))
+        equal(gpu.thread(lambda: end_capture(stream)), "STREAM_CAPTURE_WRONG_THREAD")
+        equal(end_capture(stream), "ILLEGAL_STATE")
+        equal(status(stream), "NONE")
+
+
+@case
+def a_graph_has_its_place_in_the_stream(gpu: Gpu) -> None:
+    stream, place, words = gpu.stream(), gpu.integers(1), gpu.pinned(1)
+    with captured(stream) as graphs:
+        gpu.launch("slow_add", stream, place, 1, 30 * MILLISECOND)
+    executable = ok(driver.cuGraphInstantiate(graphs[0], 0))
+    ok(driver.cuMemsetD32Async(place, 10, 1, stream))
+    ok(driver.cuGraphLaunch(executable, stream))
+    ok(driver.cuMemcpyDtoHAsync(ctypes.addressof(words), place, 4, stream))
+    ok(driver.cuGraphLaunch(executable, stream))
+    event = gpu.record(stream)
+    # A launched graph needs its executable no more.
+    ok(driver.cuGraphExecDestroy(executable))
+    expect(driver.cuEventQuery(event), "NOT_READY")
+    ok(driver.cuEventSynchronize(event))
+    ok(driver.cuStreamQuery(stream))
+    equal((words[0], gpu.read(place, 1)), (11, [12]))
+
+
+@case
+def launches_of_one_graph_follow_each_other(gpu: Gpu) -> None:
+    first, second = gpu.stream(), gpu.stream()
+    with captured(first) as graphs:
+        gpu.spin(first, 100)
+    executable = ok(driver.cuGraphInstantiate(graphs[0], 0))
+    start = gpu.record(first)
+    ends = []
+    for stream in (first, second):
+        ok(driver.cuGraphLaunch(executable, stream))
+        ends.append(gpu.record(stream))
+    ok(driver.cuEventSynchronize(ends[1]))
+    ok(driver.cuEventQuery(ends[0]))
+    took = ok(driver.cuEventElapsedTime(start, ends[1]))
+    assert 199 < took < 400, took
+
+
+@case
+def an_event_behind_a_graph_stands_for_all_its_branches(gpu: Gpu) -> None:
+    first, second = gpu.stream(), gpu.stream()
+    fork, join = gpu.event(NO_TIMING), gpu.event(NO_TIMING)
+    with captured(first) as graphs:
+        ok(driver.cuEventRecord(fork, first))
+        ok(driver.cuStreamWaitEvent(second, fork, 0))
+        gpu.spin(second, 100)
+        ok(driver.cuEventRecord(join, second))
+        gpu.spin(first, 1)
+        ok(driver.cuStreamWaitEvent(first, join, 0))
+    executable = ok(driver.cuGraphInstantiate(graphs[0], 0))
+    ok(driver.cuGraphLaunch(executable, first))
+    event = gpu.record(first)
+    # The stream whose work was captured has none.
+    ok(driver.cuStreamQuery(second))
+    time.sleep(0.05)
+    expect(driver.cuEventQuery(event), "NOT_READY")
+    ok(driver.cuEventSynchronize(event))
+    ok(driver.cuStreamQuery(first))
 
 
 @case

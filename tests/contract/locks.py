@@ -86,7 +86,7 @@ def a_process_without_the_driver_cannot_be_locked(gpu: Gpu) -> None:
 
     child = Child(wait)
     gpu.initialise()
-    expect(lock(child.pid, 1000), "INVALID_VALUE")
+    expect(lock(child.pid, 1000), "NOT_INITIALIZED")
     child.say()
     child.end()
 

@@ -12,12 +12,14 @@ from cuda.bindings import driver
 from contract.support import (
     LEGACY,
     MILLISECOND,
+    NO_TIMING,
     NON_BLOCKING,
     PER_THREAD,
     Gpu,
     case,
     equal,
     expect,
+    in_thread,
     name,
     ok,
     seconds,
@@ -159,6 +161,33 @@ def streams_wait_for_values(gpu: Gpu) -> None:
     ok(driver.cuStreamWriteValue32(writing, place, 4, 0))
     ok(driver.cuStreamSynchronize(waiting))
     equal(gpu.read(place, 2), [4, 1])
+
+
+@case
+def a_stream_can_be_drained_without_a_current_context(gpu: Gpu) -> None:
+    stream, event, done = gpu.stream(), gpu.event(NO_TIMING), gpu.record(None)
+    ok(driver.cuEventSynchronize(done))
+
+    def drain() -> dict[str, str]:
+        return {
+            "cuEventRecord": name(driver.cuEventRecord(event, stream)),
+            "cuEventSynchronize": name(driver.cuEventSynchronize(event)),
+            "cuEventQuery": name(driver.cuEventQuery(done)),
+            "cuStreamSynchronize": name(driver.cuStreamSynchronize(stream)),
+            "cuStreamQuery": name(driver.cuStreamQuery(stream)),
+            "cuStreamGetCtx": name(driver.cuStreamGetCtx(stream)),
+            "cuStreamIsCapturing": name(driver.cuStreamIsCapturing(stream)),
+        }
+
+    outcomes = in_thread(drain)
+    equal(outcomes, dict.fromkeys(outcomes, "SUCCESS"))
+
+
+@case
+def the_default_stream_needs_a_current_context(gpu: Gpu) -> None:
+    assert gpu.context
+    for stream in (driver.CUstream(0), LEGACY, PER_THREAD):
+        equal(in_thread(lambda it=stream: name(driver.cuStreamSynchronize(it))), "INVALID_CONTEXT")
 
 
 @case

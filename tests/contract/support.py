@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from cuda.bindings import driver
@@ -141,17 +141,34 @@ class Gpu:
             device = self.initialise()
             self._context = ok(driver.cuDevicePrimaryCtxRetain(device))
             ok(driver.cuCtxSetCurrent(self._context))
-            module = ok(driver.cuModuleLoadData(PROGRAM))
-            for function in (b"spin", b"add_one", b"slow_add", b"crash"):
-                self._functions[function.decode()] = ok(
-                    driver.cuModuleGetFunction(module, function)
-                )
-            # The first launches load code; no case should measure that.
-            self.launch("spin", None, 1000)
-            self.launch("add_one", None, self.integers(1), 1)
-            self.launch("slow_add", None, self.integers(1), 1, 0)
-            ok(driver.cuCtxSynchronize())
+            self._load()
         return self._context
+
+    def _load(self) -> None:
+        module = ok(driver.cuModuleLoadData(PROGRAM))
+        for function in (b"spin", b"add_one", b"slow_add", b"crash"):
+            self._functions[function.decode()] = ok(driver.cuModuleGetFunction(module, function))
+        # The first launches load code; no case should measure that.
+        self.launch("spin", None, 1000)
+        self.launch("add_one", None, self.integers(1), 1)
+        self.launch("slow_add", None, self.integers(1), 1, 0)
+        ok(driver.cuCtxSynchronize())
+
+    def second(self) -> Gpu:
+        """The same device with another context, which is not current afterwards."""
+        assert self.context
+        other = Gpu(self.kind)
+        other._context = create_context(self.initialise())
+        other._load()
+        ok(driver.cuCtxPopCurrent())
+        return other
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """With this context current."""
+        ok(driver.cuCtxPushCurrent(self.context))
+        yield
+        ok(driver.cuCtxPopCurrent())
 
     def function(self, kernel: str) -> Any:
         assert self.context

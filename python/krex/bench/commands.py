@@ -86,6 +86,8 @@ def _parse(line: str) -> Command:
         found = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError("not JSON that can be read: too deep") from None
     if not isinstance(found, dict):
         raise ValueError('not an object like {"argv": ["python", "evaluate.py"]}')
     if unknown := sorted(set(found) - {"argv", "kind", "env"}):
@@ -93,14 +95,34 @@ def _parse(line: str) -> Command:
     argv, kind, env = found.get("argv"), found.get("kind"), found.get("env", {})
     if not _are_words(argv) or not argv or not argv[0]:
         raise ValueError("argv is a list of words, not empty")
-    if kind is not None and (not isinstance(kind, str) or not kind):
+    if kind is not None and (not _are_words([kind]) or not kind):
         raise ValueError("kind is a word")
     if not isinstance(env, dict) or not _are_words(list(env.values())):
         raise ValueError("env is an object whose values are words")
     if bad := [name for name in env if not name or "=" in name or "\0" in name]:
         raise ValueError(f"{bad[0]!r} is no name of an environment variable")
+    if bad := [it for it in (*argv, *env, *env.values()) if not _is_encodable(it)]:
+        raise ValueError(f"{bad[0]!r} cannot be handed to a command in this locale's encoding")
+    if kind is not None and not _is_text(kind):
+        raise ValueError(f"the kind {kind!r} cannot be written in UTF-8")
     return Command(tuple(argv), kind, env)
 
 
 def _are_words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(it, str) and "\0" not in it for it in value)
+
+
+def _is_encodable(word: str) -> bool:
+    try:
+        os.fsencode(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except ValueError:
+        return False
+    return _is_encodable(word)

@@ -19,7 +19,7 @@ from krex.bench.errors import BenchError
 from krex.bench.gate_stage import Interrupted, Stage
 from krex.bench.interruption import Interruption
 from krex.bench.progress import Progress
-from krex.bench.results import check_path, save_or_rescue
+from krex.bench.results import reserved, save_or_rescue
 from krex.bench.statistics import percentile
 
 # One `with` statement takes a microsecond or two, so many cost nothing.
@@ -60,10 +60,13 @@ def show(siblings: int, repeats: int, path: str | None) -> int:
         BenchUsageError, OSError: if `path` cannot be written.
         BenchError: if the processes that are measured do not do their part.
     """
+    with nullcontext() if path is None else reserved(path):
+        return _show(siblings, repeats, path)
+
+
+def _show(siblings: int, repeats: int, path: str | None) -> int:
     from krex import __version__
 
-    if path is not None:
-        check_path(path)
     described = machine.describe()
     busy = machine.busy_share()
     progress = Progress(0)

@@ -6,22 +6,26 @@ import contextlib
 import json
 import mmap
 import os
-import shutil
+import select
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from krex._native import native_program
 from krex.bench.commands import own_program
+from krex.bench.directories import Directory
 from krex.bench.errors import BenchError
 from krex.bench.gate_process import PULSE
 from krex.bench.interruption import Interruption
-from krex.bench.machine import make_directory
+from krex.bench.processes import end_with_parent
 
 # Bounds what hangs; measures nothing.
 _LIMIT_S = 60.0
+_KILL_LIMIT_S = 10.0
+# Longest sleep without a look at signals.
+_LOOK_MS = 100
 
 
 class Pulse:
@@ -51,13 +55,14 @@ class Stage:
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
         self._krex = native_program()
-        self._directory = make_directory()
+        self._own = Directory()
+        self._directory = self._own.path
         self._runtime_dir = self._directory / "krex"
         self._runtime_dir.mkdir(mode=0o700)
         self._environment = os.environ | {"KREX_RUNTIME_DIR": str(self._runtime_dir)}
-        self._processes: list[subprocess.Popen[str]] = []
-        self._timer: subprocess.Popen[str] | None = None
-        self._rivals: list[subprocess.Popen[str]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._timer: subprocess.Popen[bytes] | None = None
+        self._rivals: list[subprocess.Popen[bytes]] = []
         self.pulses: list[Pulse] = []
 
     def __enter__(self) -> Stage:
@@ -66,7 +71,7 @@ class Stage:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, *words: str, is_tenant: bool = True) -> subprocess.Popen[str]:
+    def start(self, *words: str, is_tenant: bool = True) -> subprocess.Popen[bytes]:
         """Start a process of `gate_process`, and wait until it is ready."""
         launcher = [self._krex, "run", "--name", words[0], "--"] if is_tenant else []
         process = subprocess.Popen(
@@ -74,8 +79,9 @@ class Stage:
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
+            bufsize=0,
             start_new_session=True,
+            preexec_fn=end_with_parent(),
         )
         self._processes.append(process)
         self._read(process)
@@ -107,10 +113,9 @@ class Stage:
             self._ask(rival, count)
         return [[tuple(it) for it in json.loads(self._read(rival))] for rival in self._rivals]
 
-    def _ask(self, process: subprocess.Popen[str], count: int) -> None:
+    def _ask(self, process: subprocess.Popen[bytes], count: int) -> None:
         assert process.stdin is not None
-        process.stdin.write(f"{count}\n")
-        process.stdin.flush()
+        process.stdin.write(b"%d\n" % count)
 
     def recover(self) -> int:
         """Kill a holder; return the nanoseconds until the last sibling runs again."""
@@ -118,27 +123,37 @@ class Stage:
         time.sleep(0.01)  # long enough for the siblings to notice that they did not run
         moment = time.monotonic_ns()
         holder.kill()
-        holder.communicate()
         self._processes.remove(holder)
-        self._wait(lambda: all(it.resumed() > moment for it in self.pulses))
+        _reap(holder)
+        self._wait(
+            lambda: all(it.resumed() > moment for it in self.pulses), "siblings did not run again"
+        )
         return max(it.resumed() for it in self.pulses) - moment
 
-    def _read(self, process: subprocess.Popen[str]) -> str:
+    def _read(self, process: subprocess.Popen[bytes]) -> bytes:
+        """Return the next line that a process prints; it prints one for each question."""
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise BenchError(f"a process of the bench ended with status {process.wait()}")
-        if self._interruption.signal is not None:
-            raise Interrupted
+        line = b""
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        while not line.endswith(b"\n"):
+            self._wait(lambda: poll.poll(_LOOK_MS), "a process of the bench did not answer")
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                self._wait(lambda: process.poll() is not None, "a process of the bench did not end")
+                raise BenchError(f"a process of the bench ended with status {process.returncode}")
+            line += part
         return line
 
-    def _wait(self, predicate: Any) -> None:
+    def _wait(self, predicate: Callable[[], object], otherwise: str) -> None:
         deadline = time.monotonic() + _LIMIT_S
-        while not predicate():
+        while True:
             if self._interruption.signal is not None:
                 raise Interrupted
+            if predicate():
+                return
             if time.monotonic() > deadline:
-                raise BenchError(f"siblings were not running again after {_LIMIT_S:g} s")
+                raise BenchError(f"{otherwise} within {_LIMIT_S:g} s")
             time.sleep(0.0005)
 
     @contextlib.contextmanager
@@ -158,16 +173,17 @@ class Stage:
         for process in self._processes:
             process.kill()
         for process in self._processes:
-            process.communicate()
-        subprocess.run(
-            [self._krex, "recover", "--purge"],
-            env=self._environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            start_new_session=True,
-        )
-        shutil.rmtree(self._directory, ignore_errors=True)
+            _reap(process)
+        self._own.remove(self._krex)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of a killed process; not for ever, since it may hang in the kernel."""
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILL_LIMIT_S)
 
 
 class Interrupted(Exception):  # noqa: N818 - not an error

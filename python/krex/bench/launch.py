@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import re
 import selectors
-import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from krex._native import native_program
+from krex._native import interposer, native_program
+from krex.bench import queueing
 from krex.bench.commands import Command
-from krex.bench.machine import make_directory
+from krex.bench.directories import Directory
+from krex.bench.errors import BenchError, BenchUsageError
 from krex.bench.marker import LOCK_VARIABLE, POLICY_VARIABLE
 from krex.bench.measurement import Measurement, Outcome, Printed, read_output
 from krex.bench.policies import EXCLUSIVE, KREX, POLICIES, REGION_LOCK, Policy
-from krex.bench.processes import kill_tree
-from krex.bench.settings import Settings, Turn
+from krex.bench.processes import end_with_parent, kill_tree, tree
+from krex.bench.settings import RESERVED_VARIABLE, Settings, Turn
+from krex.errors import KrexError
 
 # How much of a command's output is looked at: its end.
 _OUTPUT_BYTES = 64 * 1024
 # One that prints more is ended, before it fills the disk.
 _MOST_OUTPUT_BYTES = 64 * 1024 * 1024
+_TOO_MUCH = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
 # After SIGKILL; a process that does not go by then hangs in the kernel.
 _KILL_LIMIT_S = 10.0
+# A command that does nothing has ended by then.
+_TRY_LIMIT_S = 30.0
+# Shortest time until a command that was kept waiting is looked at again.
+_LOOK_AGAIN_S = 0.05
 # The size of the environment moves the stack, which can change timings: it is always the same.
 _PADDING_VARIABLE = "KREX_BENCH_PADDING"
+# As long as `LD_PRELOAD`.
+_STAND_IN = "KREX_BENCH"
 _LONGEST_NAME = max(len(name) for name in POLICIES)
-# Statuses by which `krex run` says that it could not start the command.
-_NOT_STARTED = (125, 126, 127)
+_NO_CPUS = "none"
+# Statuses by which what is run before a command says that it could not start it: `krex run` also
+# that a setting makes no sense.
+_NOT_STARTED = (2, 125, 126, 127)
+
+
+def _in_place_of_interposer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that take as much room as what `krex run` adds to an environment."""
+    library = interposer()
+    before = environment.get("LD_PRELOAD", "")
+    if library is None or library in re.split("[ :]", before):
+        return {}
+    if before:
+        return {_PADDING_VARIABLE: "." * len(f"{library}:")}
+    return {_STAND_IN: library}
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,13 @@ class _Running:
         self.started_at = time.time()
         self.started = time.monotonic()
         self.deadline = self.started
+        #: At which it is ended, even if it was kept waiting until then.
+        self.latest = self.started
+
+    def has_lock(self) -> bool:
+        """Whether the lock was taken in the name of its descriptor."""
+        text = Path(f"/proc/self/fdinfo/{self.lock}").read_text(encoding="ascii")
+        return "FLOCK" in text
 
     def end_group(self) -> None:
         """End its process group."""
@@ -98,7 +129,8 @@ class Launcher:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._krex = native_program()
-        self.directory = make_directory()
+        self._own = Directory()
+        self.directory = self._own.path
         self._lock_path = self.directory / "lock"
         self._lock_path.touch(0o600)
         self._environment = {
@@ -108,7 +140,11 @@ class Launcher:
         self._running: set[_Running] = set()
         self._selector = selectors.DefaultSelector()
         self._free = list(range(settings.width))
+        self._next_slot = settings.width
+        self._lock_released = 0.0
         self._failed: list[Measurement] = []
+        #: What could not be killed; kept, since Python warns of one that runs and is dropped.
+        self._left: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Launcher:
         return self
@@ -121,29 +157,71 @@ class Launcher:
         """How many commands run now."""
         return len(self._running)
 
+    def try_krex(self) -> None:
+        """Find out now whether `krex run` accepts the settings of all commands.
+
+        Raises:
+            BenchUsageError: if it does not, with its message.
+            BenchError: if it cannot be run.
+        """
+        settings: list[dict[str, str]] = []
+        for command in self._settings.commands:
+            own = {name: it for name, it in command.env.items() if name.startswith("KREX_")}
+            if own not in settings:
+                settings.append(own)
+        for own in settings:
+            try:
+                done = subprocess.run(
+                    # Not `true`, which may not be there.
+                    [
+                        self._krex,
+                        "run",
+                        "--device",
+                        self._settings.device,
+                        "--",
+                        self._krex,
+                        "--version",
+                    ],
+                    env=self._environment
+                    | own
+                    | {"KREX_RUNTIME_DIR": str(self._runtime_dir(KREX, 0))},
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    check=False,
+                    start_new_session=True,
+                    timeout=_TRY_LIMIT_S,
+                )
+            except subprocess.TimeoutExpired:
+                raise BenchError(f"`krex run` did not end within {_TRY_LIMIT_S:g} s") from None
+            if done.returncode != 0:
+                said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+                message = f"`krex run` refuses to run: {said.removeprefix('krex: ')}"
+                raise (BenchUsageError if done.returncode == 2 else BenchError)(message)
+
     def try_start(self, job: Job) -> bool:
         """Start a command if its policy lets it run now; one that cannot be started has ended."""
         if not self._free or (job.turn.policy.is_serial and self._running):
             return False
         lock = None
         if job.turn.policy is EXCLUSIVE:
-            lock = self._try_lock()
-            if lock is None:
-                return False
+            lock = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
         running = _Running(job, self._free.pop(0), lock)
         try:
             running.process = self._start(running)
             running.pidfd = os.pidfd_open(running.process.pid)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if running.process is not None:
                 running.kill()
                 running.process.wait()
-            failure = Printed("not started", f"{error.strerror}: {job.command.argv[0]}")
+            why = error.strerror if isinstance(error, OSError) else error
+            failure = Printed("not started", f"{why}: {job.command.argv[0]}")
             self._failed.append(_measurement(running, failure))
             self._free.append(running.slot)
             running.close()
             return True
-        running.deadline = running.started + self._limit(job.turn.policy)
+        running.deadline = running.latest = running.started + self._settings.timeout
+        if job.turn.policy in (EXCLUSIVE, KREX):
+            running.latest += (self._settings.timeout + 10) * self._settings.width
         self._running.add(running)
         self._selector.register(running.pidfd, selectors.EVENT_READ, running)
         return True
@@ -152,26 +230,44 @@ class Launcher:
         policy, command = running.job.turn.policy, running.job.command
         argv = list(command.argv)
         if policy is KREX:
-            options = ["--device", self._settings.device, "--name", command.name]
-            options += ["--timeout", f"{self._settings.timeout:g}"]
+            # A program's name may be no text, and empty.
+            name = command.name.encode(errors="backslashreplace").decode() or "command"
+            options = ["--device", self._settings.device, "--name", name]
             argv = [self._krex, "run", *options, "--", *argv]
+        elif policy is EXCLUSIVE:
+            argv = [sys.executable, "-I", "-S", queueing.__file__, str(running.lock), *argv]
         return subprocess.Popen(
             argv,
-            env=self._environment
-            | command.env
-            | {
-                POLICY_VARIABLE: policy.name,
-                LOCK_VARIABLE: str(self._lock_path),
-                _PADDING_VARIABLE: "." * (_LONGEST_NAME - len(policy.name)),
-                "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
-            },
+            env=self._environment_of(running),
             stdin=subprocess.DEVNULL,
             # Files, since nobody has to read them meanwhile, and a process left behind that
             # keeps them open keeps nobody waiting.
             stdout=running.output,
             stderr=running.errors,
             start_new_session=True,  # Ctrl-C is the bench's, which ends its commands itself
+            preexec_fn=end_with_parent(),
+            pass_fds=() if running.lock is None else (running.lock,),
         )
+
+    def _environment_of(self, running: _Running) -> dict[str, str]:
+        policy = running.job.turn.policy
+        environment = self._environment | running.job.command.env
+        spare = _LONGEST_NAME - len(policy.name)
+        reserved = environment.get(RESERVED_VARIABLE)
+        if reserved is not None:
+            # Else a command that calls `krex.region.critical()` itself would have these CPUs for
+            # its regions under other policies, too.
+            value = reserved if policy is KREX else _NO_CPUS
+            environment[RESERVED_VARIABLE] = value
+            spare += len(reserved) + len(_NO_CPUS) - len(value)
+        if policy is not KREX:
+            environment |= _in_place_of_interposer(environment)
+        return environment | {
+            POLICY_VARIABLE: policy.name,
+            LOCK_VARIABLE: str(self._lock_path),
+            _PADDING_VARIABLE: environment.get(_PADDING_VARIABLE, "") + "." * spare,
+            "KREX_RUNTIME_DIR": str(self._runtime_dir(policy, running.slot)),
+        }
 
     def _runtime_dir(self, policy: Policy, slot: int) -> Path:
         # Of the same length, too.
@@ -179,22 +275,22 @@ class Launcher:
         directory.mkdir(mode=0o700, exist_ok=True)
         return directory
 
-    def _limit(self, policy: Policy) -> float:
-        if policy is not KREX:
-            return self._settings.timeout
-        # `krex run --timeout` ends it, and does not count waits for others' regions. This is for
-        # what even that cannot end.
-        return (self._settings.timeout + 10) * (self._settings.width + 1)
+    def _kept_waiting(self, running: _Running) -> float:
+        """Return the seconds for which a command could not run, by its policy."""
+        policy = running.job.turn.policy
+        if policy is EXCLUSIVE:
+            # Nobody who runs now had the lock before it was released.
+            until = self._lock_released if running.has_lock() else time.monotonic()
+            return max(0.0, until - running.started)
+        if policy is KREX and running.process is not None:
+            from krex import snapshot
 
-    def _try_lock(self) -> int | None:
-        """Take the lock for a whole command, as `flock FILE COMMAND` does."""
-        descriptor = os.open(self._lock_path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        return descriptor
+            family = tree(running.process.pid)
+            with contextlib.suppress(KrexError, OSError):
+                tenants = snapshot(str(self.directory / "krex"))["tenants"]
+                # What one of them was kept from, the command as a whole was.
+                return max((it["excluded_s"] for it in tenants if it["pid"] in family), default=0.0)
+        return 0.0
 
     def wait(self, seconds: float) -> list[Measurement]:
         """Wait until a command has ended, so long at most; return what came of those that have."""
@@ -203,21 +299,48 @@ class Launcher:
             return ended
         now = time.monotonic()
         soonest = min(it.deadline for it in self._running)
-        for key, _ in self._selector.select(max(0.0, min(seconds, soonest - now))):
-            ended.append(self._finish(key.data))
-        now = time.monotonic()
-        for running in self._running:
-            if now >= running.deadline:
-                self._kill_for(running, "timed out", self._too_late)
-            elif running.printed_bytes() > _MOST_OUTPUT_BYTES:
-                limit = f"printed more than {_MOST_OUTPUT_BYTES >> 20} MiB"
-                self._kill_for(running, "bad result", limit)
+        ended += self._finish_all(max(0.0, min(seconds, soonest - now)))
+        if any(time.monotonic() >= it.deadline for it in self._running):
+            # Nobody is ended for a limit that has ended by itself: this process may have been
+            # stopped meanwhile.
+            ended += self._finish_all(0)
+        for running in list(self._running):
+            if time.monotonic() >= running.deadline:
+                if running.killed_for is not None:
+                    ended.append(self._leave_behind(running))
+                elif not self._has_time_left(running):
+                    self._kill_for(running, "timed out", self._too_late)
+            elif running.killed_for is None and running.printed_bytes() > _MOST_OUTPUT_BYTES:
+                self._kill_for(running, "bad result", _TOO_MUCH)
         return ended
 
+    def _finish_all(self, seconds: float) -> list[Measurement]:
+        return [self._finish(key.data) for key, _ in self._selector.select(seconds)]
+
+    def _has_time_left(self, running: _Running) -> bool:
+        """Whether it was kept waiting, and so has time left; then its deadline is put off."""
+        now = time.monotonic()
+        deadline = running.started + self._settings.timeout + self._kept_waiting(running)
+        running.deadline = min(running.latest, max(deadline, now + _LOOK_AGAIN_S))
+        return deadline > now and running.deadline > now
+
     def _kill_for(self, running: _Running, outcome: Outcome, detail: str) -> None:
-        running.killed_for = running.killed_for or (outcome, detail)
+        running.killed_for = (outcome, detail)
         running.deadline = time.monotonic() + _KILL_LIMIT_S
         running.kill()
+
+    def _leave_behind(self, running: _Running) -> Measurement:
+        """Go on without a process that SIGKILL does not end, since it hangs in the kernel."""
+        assert running.process is not None
+        assert running.killed_for is not None
+        outcome, detail = running.killed_for
+        detail += f"; process {running.process.pid} cannot be killed and was left behind"
+        self._left.append(running.process)
+        measurement = _measurement(running, Printed(outcome, detail), time.time())
+        # Its runtime directory stays its own.
+        running.slot, self._next_slot = self._next_slot, self._next_slot + 1
+        self._forget(running)
+        return measurement
 
     @property
     def _too_late(self) -> str:
@@ -232,28 +355,26 @@ class Launcher:
         running.process.wait()
         kind = running.job.command.kind
         printed = read_output(_tail(running.output), kind)
-        outcome, detail = self._judge(running, ended_at)
+        outcome, detail = self._judge(running)
         if outcome is not None:
             printed = Printed(outcome, detail, printed.kind)
         measurement = _measurement(running, printed, ended_at)
         self._forget(running)
         return measurement
 
-    def _judge(self, running: _Running, ended_at: float) -> tuple[Outcome | None, str]:
+    def _judge(self, running: _Running) -> tuple[Outcome | None, str]:
         """Return what went wrong, judging by how it ended."""
         assert running.process is not None
         status = running.process.returncode
         if running.killed_for is not None:
             return running.killed_for
+        if running.printed_bytes() > _MOST_OUTPUT_BYTES:
+            return "bad result", _TOO_MUCH
         if status == 0:
             return None, ""
         last = _tail(running.errors).strip().rpartition("\n")[2].strip()[:300]
-        seconds = ended_at - running.started_at
-        is_krex = running.job.turn.policy is KREX
-        by_krex = is_krex and status in (-signal.SIGTERM, -signal.SIGKILL)
-        if by_krex and seconds >= self._settings.timeout:
-            return "timed out", self._too_late
-        if is_krex and status in _NOT_STARTED and last.startswith("krex: "):
+        is_started_by_other = running.job.turn.policy in (EXCLUSIVE, KREX)
+        if is_started_by_other and status in _NOT_STARTED and last.startswith("krex: "):
             return "not started", last
         how = f"exit status {status}" if status > 0 else f"ended by {_signal_name(-status)}"
         return "crashed", f"{how}: {last}" if last else how
@@ -262,6 +383,8 @@ class Launcher:
         self._selector.unregister(running.pidfd)  # type: ignore[arg-type]
         self._running.discard(running)
         self._free.append(running.slot)
+        if running.lock is not None and running.has_lock():
+            self._lock_released = time.monotonic()
         running.close()
 
     def regions_so_far(self, policy: Policy) -> int | None:
@@ -282,27 +405,18 @@ class Launcher:
         """End all commands; nothing is measured of them."""
         for running in self._running:
             running.kill()
+        deadline = time.monotonic() + _KILL_LIMIT_S
         for running in list(self._running):
             assert running.process is not None
             with contextlib.suppress(subprocess.TimeoutExpired):
-                running.process.wait(_KILL_LIMIT_S)
+                running.process.wait(max(0.0, deadline - time.monotonic()))
             self._forget(running)
 
     def close(self) -> None:
         """End all commands, take krex out of the runtime directories, and remove them."""
         self.kill_all()
         self._selector.close()
-        for directory in self.directory.iterdir():
-            if (directory / "segment").exists():
-                subprocess.run(
-                    [self._krex, "recover", "--purge"],
-                    env=self._environment | {"KREX_RUNTIME_DIR": str(directory)},
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    check=False,
-                    start_new_session=True,
-                )
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self._own.remove(self._krex)
 
 
 def _measurement(running: _Running, printed: Printed, ended_at: float | None = None) -> Measurement:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
-import tempfile
 import time
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from krex.bench.errors import BenchUsageError
+
+# The numbers are small, or a range would fill the memory.
+_CPUS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5})(?::(0*[1-9][0-9]{0,4}))?)?")
 
 
 def describe() -> dict[str, Any]:
@@ -92,33 +94,28 @@ def _ticks(name: str) -> tuple[int, int]:
     return 0, 0
 
 
-def make_directory() -> Path:
-    """Make a directory for runtime directories and locks that are nobody else's.
-
-    In shared memory if there is some, since a segment on a disk is written back to it.
-    """
-    parent = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    return Path(tempfile.mkdtemp(prefix=f"krex-bench-{os.getpid()}-", dir=parent))
-
-
 def parse_cpus(text: str, allowed: Collection[int]) -> set[int]:
-    """Return the CPUs of a list like ``0-3,8``, as taskset has it.
+    """Return the CPUs of a list like ``0-3,8`` or ``8-14:2``, as taskset has it.
 
     Raises:
         BenchUsageError: if it is none, or one of them is not in `allowed`.
     """
     cpus: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        try:
-            # Both are small, or a range would fill the memory.
-            low, high = (int(it) for it in (first, last if dash else first) if len(it) < 6)
-        except ValueError:
-            raise BenchUsageError(f"{text!r} is no list of CPUs like 0-3,8") from None
-        if not 0 <= low <= high:
+        found = _range(part.strip())
+        if not found:
             raise BenchUsageError(f"{text!r} is no list of CPUs like 0-3,8")
-        cpus.update(range(low, high + 1))
+        cpus.update(found)
     if missing := sorted(cpus - set(allowed)):
         there = ",".join(str(it) for it in sorted(allowed))
         raise BenchUsageError(f"CPU {missing[0]} may not be used here; there are {there}")
     return cpus
+
+
+def _range(part: str) -> range:
+    """Return the CPUs of ``5``, ``0-3`` or ``8-14:2``; none if it is none of these."""
+    found = _CPUS.fullmatch(part)
+    if found is None:
+        return range(0)
+    first, last, stride = found.groups()
+    return range(int(first), int(last or first) + 1, int(stride or 1))

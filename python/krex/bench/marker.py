@@ -30,18 +30,19 @@ LOCK_VARIABLE = "KREX_BENCH_LOCK"
 class region:  # noqa: N801 - it is used like a function
     """The region of an evaluation command: a context manager.
 
-    Outside of ``krex bench`` it is `krex.region.critical(label=label)`, so a command that uses it
-    needs no second version for its daily work.
+    Outside of ``krex bench`` it is `krex.region.critical(device, label=label)`, so a command that
+    uses it needs no second version for its daily work.
 
     Args:
         label: a word for `krex status` and the report.
+        device: as for `krex.region.critical()`.
 
     Raises:
         RuntimeError: at entry, under the policy ``region-lock`` without ``KREX_BENCH_LOCK``.
     """
 
-    def __init__(self, label: str | None = None) -> None:
-        self._critical = critical(label=label)
+    def __init__(self, label: str | None = None, device: str | None = None) -> None:
+        self._critical = critical(device, label=label)
         self._is_entered = False
         self._lock: int | None = None
 

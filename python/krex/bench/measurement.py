@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 Outcome = Literal["ok", "crashed", "timed out", "no result", "bad result", "not started"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
+# What is believed, in milliseconds: from a millionth of a nanosecond to thirty years. Ratios and
+# means of such numbers are finite.
+_SHORTEST_MS, _LONGEST_MS = 1e-9, 1e12
+# Rounds, positions and commands are fewer; times (in seconds since 1970) are earlier.
+_MOST, _LATEST = 10**9, 1e12
 # How much of a result's text is kept.
 _LONGEST = 300
 _MOST_REASONS = 16
@@ -50,11 +54,61 @@ class Measurement:
         Raises:
             KeyError, TypeError, ValueError: if it is not what `to_dict` returned.
         """
-        values = {it.name: found[it.name] for it in fields(cls)}
-        ms = values["ms"]
-        if values["outcome"] not in OUTCOMES or (values["outcome"] == "ok") != is_duration(ms):
+        outcome, ms, reasons = found["outcome"], found["ms"], found["reasons"]
+        if outcome not in OUTCOMES or not isinstance(reasons, list) or not found["kind"]:
             raise ValueError("not a measurement")
-        return cls(**(values | {"reasons": tuple(values["reasons"])}))
+        if (outcome == "ok") != is_duration(ms) or (outcome != "ok" and ms is not None):
+            raise ValueError(f"not a measurement: {outcome} with {ms!r} ms")
+        return cls(
+            policy=_text(found["policy"]),
+            round=integer(found["round"], 1, _MOST),
+            position=integer(found["position"], 0, _MOST),
+            command=integer(found["command"], 0, _MOST),
+            kind=_text(found["kind"]),
+            outcome=outcome,
+            detail=_text(found["detail"]),
+            ms=ms,
+            verdict=None if found["verdict"] is None else _text(found["verdict"]),
+            reasons=tuple(_text(it) for it in reasons),
+            started_at=number(found["started_at"], 0, _LATEST),
+            ended_at=number(found["ended_at"], 0, _LATEST),
+            exit_status=_status(found["exit_status"]),
+            signal=_status(found["signal"]),
+        )
+
+
+def number(value: Any, least: float, most: float) -> float:
+    """Return a number that was read from a file.
+
+    Raises:
+        ValueError: if it is none, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is no number"[:_LONGEST])
+    if not least <= value <= most:  # NaN is not either
+        raise ValueError(f"{value!r} is no number from {least} to {most}"[:_LONGEST])
+    return float(value)
+
+
+def integer(value: Any, least: int, most: int) -> int:
+    """Return a whole number that was read from a file.
+
+    Raises:
+        ValueError: if it is none, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ValueError(f"{value!r} is no whole number from {least} to {most}"[:_LONGEST])
+    return value
+
+
+def _status(value: Any) -> int | None:
+    return None if value is None else integer(value, 0, 255)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is no text"[:_LONGEST])
+    return value
 
 
 @dataclass(frozen=True)
@@ -99,7 +153,7 @@ def _check(found: dict[str, Any], kind: str | None) -> Printed:
     if kind is not None and printed != kind:
         return Printed("bad result", f"printed the kind {printed!r} instead of {kind!r}"[:_LONGEST])
     if not is_duration(ms):
-        return Printed("bad result", f"`ms` is {ms!r}, not a positive number"[:_LONGEST])
+        return Printed("bad result", f"`ms` is no number from 1e-9 to 1e12: {ms!r}"[:_LONGEST])
     verdict, reasons = found.get("verdict"), found.get("reasons")
     return Printed(
         "ok",
@@ -113,10 +167,7 @@ def _check(found: dict[str, Any], kind: str | None) -> Printed:
 
 
 def is_duration(value: Any) -> bool:
-    """Return whether it is a positive and finite number."""
+    """Return whether it is a number of milliseconds that can be believed."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    try:
-        return math.isfinite(value) and value > 0
-    except OverflowError:  # an integer too large for a float
-        return False
+    return _SHORTEST_MS <= value <= _LONGEST_MS  # NaN is not either

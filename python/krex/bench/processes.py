@@ -1,12 +1,33 @@
-"""Ending a process and all that descends from it."""
+"""Ending processes: one and all that descends from it, or with the one that started them."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 from krex._procfs import processes
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> Callable[[], None]:
+    """Return what a child calls before it executes, so that the kernel ends it with this thread.
+
+    That holds for the program that it executes, too (unless that changes the user), not for what
+    that starts in turn.
+    """
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None).prctl  # looked up before there is a child
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
+        if os.getppid() != parent:  # too late to be told
+            os._exit(1)
+
+    return ask
 
 
 def kill_tree(root: int) -> None:
@@ -15,7 +36,7 @@ def kill_tree(root: int) -> None:
     Who was detached from it (its parent has ended) is not found.
     """
     stopped: set[int] = set()
-    while born := {root, *_descendants(root)} - stopped:
+    while born := tree(root) - stopped:
         # All stand still before the first one dies: none can start another meanwhile, and the
         # children of the dead would have another parent.
         for pid in born:
@@ -25,13 +46,14 @@ def kill_tree(root: int) -> None:
         _signal(pid, signal.SIGKILL)
 
 
-def _descendants(root: int) -> set[int]:
+def tree(root: int) -> set[int]:
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for pid in processes():
         parent = _parent(pid)
         if parent is not None:
             children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    found = {root}
     waiting = [root]
     while waiting:
         more = [it for it in children.get(waiting.pop(), []) if it not in found]

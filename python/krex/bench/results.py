@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import tempfile
@@ -11,14 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from krex.bench import summary
+from krex.bench import groups, summary
 from krex.bench.errors import BenchUsageError
-from krex.bench.measurement import Measurement
+from krex.bench.measurement import Measurement, integer, number
 from krex.bench.settings import Settings, Turn
 
 FORMAT = 1
 # A run on another machine or of another krex cannot go on with these numbers.
 _SAME_MACHINE = ("cpu", "cores", "kernel", "python")
+# What a file may say of times, in seconds, so that whatever is made of them is finite.
+_SHORTEST_TURN_S, _LONGEST_S, _LATEST = 1e-6, 1e9, 1e12
 
 
 @dataclass
@@ -31,6 +34,8 @@ class TurnResult:
     regions: int | None = None
     #: CPU seconds that processes outside of the run used of its CPUs meanwhile.
     others_s: float = 0.0
+    #: Seconds in which the bench was stopped itself; they are not in `seconds`.
+    stopped_s: float = 0.0
 
 
 @dataclass
@@ -84,6 +89,7 @@ class Results:
             "inconclusive_because": found.doubts,
             "references": found.references,
             "policies": found.policies,
+            "groups": groups.summarise(found.policies, found.references, self.settings.device),
             "turns": [
                 {"policy": policy, "round": number, **vars(result)}
                 for (policy, number), result in self.turns.items()
@@ -97,6 +103,7 @@ class Results:
             total = sums.setdefault(policy, TurnResult())
             total.seconds += result.seconds
             total.others_s += result.others_s
+            total.stopped_s += result.stopped_s
             if result.regions is not None:
                 total.regions = (total.regions or 0) + result.regions
         return sums
@@ -109,31 +116,56 @@ class Results:
             OSError: if it cannot be read.
         """
         with _complaints_about(path):
-            with open(path, encoding="utf-8") as file:
-                found = json.load(file)
+            found = _read(path)
             if found["format"] != FORMAT:
                 raise BenchUsageError(f"{path} has format {found['format']!r}, not {FORMAT}")
             self._refuse_other_conditions(path, found)
-            self.started_at = float(found["started_at"])
-            self.busy_before = float(found["busy_before"])
-            self.measurements = sorted(
-                (
-                    Measurement.from_dict(it)
-                    for entry in found["policies"]
-                    for it in entry["measurements"]
-                ),
-                key=lambda it: it.ended_at,
+            self.started_at = number(found["started_at"], 0, _LATEST)
+            self.busy_before = number(found["busy_before"], 0, 1)
+            self.turns = self._turns_of(found["turns"])
+            measurements = [
+                Measurement.from_dict(it)
+                for entry in found["policies"]
+                for it in entry["measurements"]
+            ]
+            self._refuse_unplanned(measurements)
+            self.measurements = sorted(measurements, key=lambda it: it.ended_at)
+
+    def _turns_of(self, found: list[dict[str, Any]]) -> dict[tuple[str, int], TurnResult]:
+        planned = {(it.policy.name, it.round) for it in self.settings.turns()}
+        turns = {}
+        for it in found:
+            key = (it["policy"], it["round"])
+            if key not in planned or key in turns:
+                raise ValueError(f"the turn {key} was not planned, or is there twice")
+            # A turn in which nothing has ended yet has taken no time.
+            least = _SHORTEST_TURN_S if it["seconds"] else 0
+            regions = it["regions"]
+            turns[key] = TurnResult(
+                seconds=number(it["seconds"], least, _LONGEST_S),
+                regions=None if regions is None else integer(regions, 0, 2**63),
+                others_s=number(it["others_s"], 0, _LONGEST_S),
+                stopped_s=number(it["stopped_s"], 0, _LONGEST_S),
             )
-            self.turns = {
-                (it["policy"], it["round"]): TurnResult(
-                    float(it["seconds"]), it["regions"], float(it["others_s"])
-                )
-                for it in found["turns"]
-            }
+        return turns
+
+    def _refuse_unplanned(self, measurements: list[Measurement]) -> None:
+        places = set()
+        for it in measurements:
+            place = (it.policy, it.round, it.position)
+            is_planned = (
+                place[:2] in self.turns
+                and it.position < self.settings.count
+                and it.command < len(self.settings.commands)
+            )
+            if not is_planned or place in places:
+                raise ValueError(f"the measurement {place} was not planned, or is there twice")
+            places.add(place)
 
     def _refuse_other_conditions(self, path: str, found: dict[str, Any]) -> None:
-        now: dict[str, Any] = {"krex": self.version, **self.settings.to_dict()}
-        then = {"krex": found["krex_version"], **found["settings"]}
+        # `krex` alone is a key of the settings, too.
+        now: dict[str, Any] = {"krex_version": self.version, **self.settings.to_dict()}
+        then = {"krex_version": found["krex_version"], **found["settings"]}
         for name in _SAME_MACHINE:
             now[name], then[name] = self.machine[name], found["machine"][name]
         for name, value in now.items():
@@ -155,8 +187,20 @@ def _complaints_about(path: str) -> Iterator[None]:
         yield
     except BenchUsageError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError):
         raise BenchUsageError(f"{path} is not a file of `krex bench --export-json`") from None
+    except (ValueError, RecursionError) as error:
+        raise BenchUsageError(
+            f"{path} is not a file of `krex bench --export-json`, or was changed: {error}"
+        ) from None
+
+
+def _read(path: str) -> Any:
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no number")
+
+    with open(path, encoding="utf-8") as file:
+        return json.load(file, parse_constant=refuse)
 
 
 def is_unfinished(path: str) -> bool:
@@ -169,18 +213,54 @@ def is_unfinished(path: str) -> bool:
     return isinstance(found, dict) and found.get("is_finished") is False
 
 
-def check_path(path: str) -> None:
-    """Find out now, before anything is measured, whether `save` will be able to write to `path`.
+@contextlib.contextmanager
+def reserved(path: str) -> Iterator[None]:
+    """Keep `path` for this process, and find out now whether `save` will be able to write to it.
 
     Raises:
-        BenchUsageError: if something else than a file is there, such as a directory or a device.
+        BenchUsageError: if something else than a file is there, such as a directory or a device,
+            or if another bench writes to it.
         OSError: if nothing can be written there.
     """
+    if not path:
+        raise BenchUsageError("--export-json needs the name of a file")
     if os.path.exists(path) and not os.path.isfile(path):
         raise BenchUsageError(f"{path} is not a file, so it cannot be replaced by one")
-    temporary = _temporary(path)
-    with _or_remove(temporary), open(temporary, "x"):
-        os.unlink(temporary)
+    # Not `path` itself, which is replaced by each `save`.
+    beside = f"{os.path.realpath(path)}.lock"
+    try:
+        lock = _lock(beside)
+    except OSError as error:
+        error.filename = path  # the one that the user knows
+        raise
+    if lock is None:
+        raise BenchUsageError(f"another krex bench writes to {path}")
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        os.close(lock)
+
+
+def _lock(path: str) -> int | None:
+    """Return a descriptor that locks a file, made for this; None if it is locked already."""
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one that had it may have removed it just before.
+            if os.path.samestat(os.fstat(lock), os.lstat(path)):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            return None
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
 
 
 def save(path: str, data: dict[str, Any]) -> None:
@@ -188,6 +268,7 @@ def save(path: str, data: dict[str, Any]) -> None:
 
     Raises:
         OSError: if it cannot be written.
+        ValueError: if it has a number that JSON has not, such as infinity.
     """
     temporary = _temporary(path)
     with _or_remove(temporary):
@@ -203,8 +284,9 @@ def save_or_rescue(path: str, data: dict[str, Any]) -> str | None:
     """
     try:
         save(path, data)
-    except OSError as error:
-        return f"cannot write {path}: {error.strerror}; {_rescue(data)}"
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        return f"cannot write {path}: {why}; {_rescue(data)}"
     return None
 
 
@@ -214,7 +296,7 @@ def _rescue(data: dict[str, Any]) -> str:
             descriptor, path = tempfile.mkstemp(".json", "krex-results-", directory)
         except OSError:
             continue
-        with _or_remove(path), contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError), _or_remove(path):
             with open(descriptor, "w", encoding="utf-8") as file:
                 _write(data, file)
             return f"what was measured is in {path}"

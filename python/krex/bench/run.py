@@ -16,8 +16,11 @@ from krex.bench.settings import Settings, Turn
 
 # Longest sleep without a look at signals.
 _LOOK_S = 0.1
-# The file is written again at most so often, so that this does not disturb measurements.
-_SAVE_S = 1.0
+# The file is written again after each turn, when no command runs that this could disturb; within
+# a long one at most so often.
+_SAVE_S = 30.0
+# Nothing between two looks takes longer, unless somebody has stopped this process, as Ctrl-Z does.
+_STOPPED_S = 1.0
 
 
 def run(results: Results, path: str | None, interruption: Interruption, progress: Progress) -> None:
@@ -73,25 +76,38 @@ class Run:
             return
         result = self._results.turn(turn)
         seconds, regions, others_s = result.seconds, result.regions or 0, result.others_s
+        stopped_s = result.stopped_s
         others = OthersUse(self._settings.cpus)
         regions_before = launcher.regions_so_far(turn.policy)
         started = time.monotonic()
+        pauses = _Pauses()
+        ended = 0
+        killed = False
         self._show(turn, now=True)
         while waiting is not None or launcher.running:
             if self._interruption.signal is not None:
+                killed = launcher.running > 0
                 launcher.kill_all()
                 break
             while waiting is not None and launcher.try_start(waiting):
                 waiting = next(jobs, None)
-            for measurement in launcher.wait(_LOOK_S):
+                pauses.look()
+            measurements = launcher.wait(_LOOK_S)
+            pauses.look()
+            for measurement in measurements:
                 self._results.measurements.append(measurement)
-                result.seconds = seconds + time.monotonic() - started
+                ended += 1
+                result.seconds = seconds + time.monotonic() - started - pauses.total_s
+                result.stopped_s = stopped_s + pauses.total_s
             self._show(turn)
             if time.monotonic() > self._saved + _SAVE_S:
                 self._save()
+                pauses.skip()
         result.others_s = others_s + others.seconds()
         if regions_before is not None:
-            result.regions = regions + (launcher.regions_so_far(turn.policy) or 0) - regions_before
+            marked = (launcher.regions_so_far(turn.policy) or 0) - regions_before
+            # Those of killed commands will be marked again, and nobody knows how many they are.
+            result.regions = regions + (min(marked, ended) if killed else marked)
         self._save()
 
     def _show(self, turn: Turn, *, now: bool = False) -> None:
@@ -104,5 +120,23 @@ class Run:
     def _save(self) -> None:
         self._saved = time.monotonic()
         if self._path is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 save(self._path, self._results.to_dict())
+
+
+class _Pauses:
+    """Notices when this process was stopped, by the time between two looks."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> None:
+        now = time.monotonic()
+        if now > self._looked + _STOPPED_S:
+            self.total_s += now - self._looked
+        self._looked = now
+
+    def skip(self) -> None:
+        """Leave out what may have taken long."""
+        self._looked = time.monotonic()

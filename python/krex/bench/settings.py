@@ -9,6 +9,9 @@ from typing import Any
 from krex.bench.commands import Command
 from krex.bench.policies import SOLO, Policy
 
+#: The CPUs that only holders of regions run on.
+RESERVED_VARIABLE = "KREX_RESERVED_CPUS"
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 

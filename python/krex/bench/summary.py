@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from krex.bench.groups import launch_bound
 from krex.bench.measurement import Measurement
 from krex.bench.policies import SOLO
 from krex.bench.settings import Settings
@@ -16,8 +17,12 @@ from krex.bench.statistics import median, percentile, relative_difference, share
 LARGEST_DRIFT = 0.03
 #: Solo itself has to come within 5% of its own median this often.
 LEAST_REPEATABILITY = 0.80
+#: A larger share of broken commands, which are in no other share, could change what those say.
+LARGEST_BROKEN = 0.05
 #: Fewer references of a kind than this say nothing.
 FEWEST_REFERENCES = 3
+#: In the place of the verdict of commands that print none.
+NOT_TOLD = "not told"
 
 _TOLERANCES = {"within_2pct": 0.02, "within_5pct": 0.05, "within_10pct": 0.10}
 _INFLATIONS = {"inflation_p50": 0.5, "inflation_p95": 0.95, "inflation_max": 1.0}
@@ -27,6 +32,7 @@ class _Turns(Protocol):
     seconds: float
     regions: int | None
     others_s: float
+    stopped_s: float
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ def summarise(
         own = [it for it in measurements if it.policy == policy.name]
         width = 1 if policy.is_serial else settings.width
         entry = _entry(policy.name, width, own, references, turns.get(policy.name))
-        cpu_s = entry["seconds"] * len(settings.cpus)
+        cpu_s = (entry["seconds"] + entry["stopped_s"]) * len(settings.cpus)
         others_s = turns[policy.name].others_s if policy.name in turns else 0.0
         policies.append(entry | {"others_share": min(1.0, others_s / cpu_s) if cpu_s else None})
-    return Summary(references, policies, _doubts(policies, references))
+    short = launch_bound(references, settings.device)
+    judged = {kind: found for kind, found in references.items() if kind not in short}
+    return Summary(references, policies, _doubts(policies, judged))
 
 
 def _references(
@@ -106,9 +114,10 @@ def _entry(
         "usable": len(usable),
         "broken": dict(sorted(broken.items())),
         "seconds": seconds,
+        "stopped_s": turns.stopped_s if turns else 0.0,
         "commands_per_minute": 60 * len(usable) / seconds if usable and seconds else None,
         **_fidelity(usable, references),
-        "verdicts": dict(sorted(Counter(it.verdict or "not told" for it in usable).items())),
+        "verdicts": dict(sorted(Counter(it.verdict or NOT_TOLD for it in usable).items())),
         "regions": turns.regions if turns else None,
         "kinds": {
             kind: _fidelity([it for it in usable if it.kind == kind], references)
@@ -155,7 +164,13 @@ def _doubts(
                 f"{kind}: solo itself came within 5% of its median in {share:.0%} only "
                 f"(less than {LEAST_REPEATABILITY:.0%})"
             )
-    doubts += [
-        f"{entry['policy']}: no usable measurements" for entry in policies if not entry["usable"]
-    ]
+    for entry in policies:
+        broken = entry["commands"] - entry["usable"]
+        if not entry["usable"]:
+            doubts.append(f"{entry['policy']}: no usable measurements")
+        elif broken > LARGEST_BROKEN * entry["commands"]:
+            doubts.append(
+                f"{entry['policy']}: {broken} of {entry['commands']} commands broke "
+                f"(more than {LARGEST_BROKEN:.0%}), and are in none of its timings"
+            )
     return doubts

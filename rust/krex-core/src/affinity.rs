@@ -153,14 +153,15 @@ pub struct SharedCpuSet {
 impl SharedCpuSet {
     pub fn set(&self, cpus: &CpuSet) {
         for (word, value) in self.words.iter().zip(cpus.words) {
-            // Relaxed: published by the release of the word of the entry that it belongs to.
-            word.store(value, Ordering::Relaxed);
+            // Release: partner of the Acquire in `get`: whoever reads part of it, too early or too
+            // late, finds in the word that guards it that it is not (or no more) complete.
+            word.store(value, Ordering::Release);
         }
     }
 
     pub fn get(&self) -> CpuSet {
-        // Relaxed: see `set`.
-        CpuSet { words: std::array::from_fn(|index| self.words[index].load(Ordering::Relaxed)) }
+        // Acquire: see `set`.
+        CpuSet { words: std::array::from_fn(|index| self.words[index].load(Ordering::Acquire)) }
     }
 }
 

@@ -24,8 +24,14 @@ struct Place {
 }
 
 impl Place {
-    fn take(client: &'static Client, device: usize, slot: usize, key: Key) -> Self {
-        client.segment.tenants[slot].queue.join(device, key);
+    fn take(
+        client: &'static Client,
+        device: usize,
+        slot: usize,
+        key: Key,
+        deadline: Deadline,
+    ) -> Self {
+        client.segment.tenants[slot].queue.join(device, key, deadline.time());
         hooks::fault("queued");
         Self { client, device, slot }
     }
@@ -117,7 +123,7 @@ pub(crate) fn claim(
     let slot = client.reference().slot;
     let key = Key::new(priority, started);
     let ahead = |place: &Option<Place>| match place {
-        Some(_) => queue::ahead(waiting(segment, device), device, key),
+        Some(_) => queue::ahead(waiting(segment, device), device, key, clock::now()),
         None => 0,
     };
     let is_anyone_queued = || {
@@ -140,7 +146,7 @@ pub(crate) fn claim(
         let owed = if seen.is_open() { time_owed(client, device, slot) } else { None };
         // A place in the queue is needed as soon as anybody else is there.
         if place.is_none() && (!seen.is_open() || owed.is_some() || is_anyone_queued()) {
-            place = Some(Place::take(client, device, slot, key));
+            place = Some(Place::take(client, device, slot, key, deadline));
             continue;
         }
         let mut pause = SLICE;

@@ -171,8 +171,8 @@ pub struct Client {
     complained: AtomicBool,
     /// Excluded time that was reported already, in nanoseconds.
     pub excluded_reported: AtomicU64,
-    /// Bit i: this process has seen to the reservation of device i.
-    allotted: AtomicU64,
+    /// Per device: the reservation to which this process has seen, as [`reservation::seen`] marks it.
+    allotted: [AtomicU64; DEVICES],
 }
 
 static CURRENT: AtomicPtr<Client> = AtomicPtr::new(std::ptr::null_mut());
@@ -240,7 +240,7 @@ impl Client {
             region_device: AtomicU64::new(0),
             complained: AtomicBool::new(false),
             excluded_reported: AtomicU64::new(0),
-            allotted: AtomicU64::new(0),
+            allotted: [const { AtomicU64::new(0) }; DEVICES],
         })
     }
 
@@ -279,16 +279,18 @@ impl Client {
         }
     }
 
-    /// Sees to it, once per device, that CPUs are reserved for it if they should be.
+    /// Sees to it that CPUs are reserved for a device if they should be: once, and again if that has
+    /// changed since.
     ///
     /// # Errors
     /// As [`reservation::allot`].
     #[inline]
     pub fn allot(&self, device: usize) -> Result<()> {
+        let known = &self.allotted[device];
         // Relaxed: at worst it is looked at twice.
-        if self.allotted.load(Ordering::Relaxed) & (1 << device) == 0 {
-            reservation::allot(&self.segment, device)?;
-            self.allotted.fetch_or(1 << device, Ordering::Relaxed);
+        if known.load(Ordering::Relaxed) != reservation::seen(&self.segment, device) {
+            let seen = reservation::allot(&self.segment, device)?;
+            known.store(seen, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -636,6 +638,7 @@ fn register(
         freezer: Choice::from_environment()?,
         time_limit: 0,
         on_stuck: false,
+        preloaded: false,
         attached: parent.is_none(),
     };
     register_supervised(segment, identity, host, &registration)

@@ -36,6 +36,11 @@ impl Deadline {
         Self(nanoseconds)
     }
 
+    /// As nanoseconds of the monotonic clock.
+    pub fn time(self) -> u64 {
+        self.0
+    }
+
     pub fn has_passed(self) -> bool {
         self.0 != u64::MAX && now() >= self.0
     }

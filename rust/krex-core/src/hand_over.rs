@@ -77,7 +77,7 @@ fn next(segment: &Layout, device: usize) -> Option<usize> {
     if hooks::sabotaged("hand_over") {
         return None;
     }
-    queue::first(claim::waiting(segment, device), device)
+    queue::first(claim::waiting(segment, device), device, clock::now())
 }
 
 /// Whether anybody shares the device with the tenant in `slot` whose work closed time could starve:

@@ -10,10 +10,14 @@
 //! One word per tenant, `Tenant::isolation`, names the tenure and who has it in hand; it changes by
 //! compare-and-swap only. The holder restores before it gives up its tenure. If the gate has been
 //! taken away from it (it died, was stopped, is late), its supervisor claims the word and
-//! restores; whoever comes second waits a little, then goes on where the other was. Each looks at
-//! the word before it touches a thread, and a tenant enters its next region only after it found
-//! the word empty: nothing of a later tenure is restored by whoever was late for an earlier one.
-//! Restoring twice does no harm: what has been restored carries no mask of the region any more.
+//! restores. A supervisor is not hurried: the holder waits for it, and sees to it that there is
+//! one, since a slow one could still be about to touch a thread. So a tenant enters its next region
+//! isolated only after it found the word empty, and nothing of a later tenure is restored by
+//! whoever was late for an earlier one. Each looks at the word before it touches a thread; whoever
+//! moves one also afterwards, and puts it back if the word was claimed meanwhile. Restoring twice
+//! does no harm: what has been restored carries no mask of the region any more.
+//!
+//! An entry is known by its owner word, which is never used twice.
 //!
 //! # What is just being born
 //! The kernel copies a thread's mask when it begins to make the new one, and shows that one to
@@ -24,24 +28,26 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::affinity::{self, CpuSet};
-use crate::client::Client;
-use crate::clock::{self, Deadline};
-use crate::fence;
+use crate::client::{Client, Host, SLICE};
+use crate::clock::Deadline;
 use crate::hooks;
-use crate::layout::{Layout, MASKS, SavedMask, Tenant};
+use crate::layout::{Layout, MASKS, Tenant};
 use crate::members::{self, Member};
 use crate::process::{self, Stat};
 use crate::reservation::{self, Places, Reservation};
 use crate::supervision;
-use crate::sync;
+use crate::sync::{self, Wake};
 use crate::tenant;
 use crate::word::{Isolation, IsolationWord, OwnerWord, SlotState};
 
-/// How long the holder waits for a supervisor that restores in its place.
-const PATIENCE: u64 = 250 * clock::MILLISECOND;
+/// How long the holder waits for a supervisor that restores in its place, which takes milliseconds
+/// once it is there.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How often one looks for what was born meanwhile.
 const PASSES: usize = 16;
 
@@ -52,12 +58,14 @@ pub(crate) struct Isolated {
     client: &'static Client,
     slot: usize,
     word: IsolationWord,
-    pub(crate) cpus: CpuSet,
+    pub(crate) reservation: Reservation,
     /// Whether the calling thread is where it belongs.
     pub(crate) is_moved: bool,
     /// What could not be done.
     pub(crate) problem: Option<String>,
     restored: AtomicBool,
+    /// Where the calling thread was at the end, if not on reserved CPUs.
+    moved_off: OnceLock<CpuSet>,
 }
 
 /// Isolates the holder of `tenure`, if CPUs are reserved for `device`.
@@ -66,37 +74,53 @@ pub(crate) fn isolate(
     client: &'static Client,
     device: usize,
     tenure: u64,
+    host: &dyn Host,
 ) -> Option<Box<Isolated>> {
     let (record, reservation) = reservation::of(&client.segment, device)?;
     let word = IsolationWord::new(tenure, record, device);
-    Some(Isolated::begin(client, word, &reservation))
+    Some(Isolated::begin(client, word, &reservation, host))
 }
 
 impl Isolated {
     #[cold]
-    fn begin(client: &'static Client, word: IsolationWord, reservation: &Reservation) -> Box<Self> {
+    fn begin(
+        client: &'static Client,
+        word: IsolationWord,
+        reservation: &Reservation,
+        host: &dyn Host,
+    ) -> Box<Self> {
         let slot = client.reference().slot;
         let mut isolated = Box::new(Self {
             client,
             slot,
             word,
-            cpus: reservation.cpus,
+            reservation: *reservation,
             is_moved: false,
             problem: None,
             restored: AtomicBool::new(false),
+            moved_off: OnceLock::new(),
         });
         // Each of two related tenants says that it isolates, and then looks at the other, so at
         // least one of them sees it (the handshake of `sync.rs`).
-        let earlier = isolated.take_word();
+        let Ok(earlier) = isolated.take_word(host) else {
+            let problem = "the supervisor has not restored the threads of an earlier region";
+            isolated.problem = Some(problem.to_owned());
+            isolated.restored = AtomicBool::new(true);
+            return isolated;
+        };
         isolated.find_crowd();
         if let Some(name) = isolated_ancestor(&client.segment, slot) {
             isolated.problem = Some(format!("its threads are in the region of {name}"));
-        } else if let Err(error) = isolated.move_all(&reservation.places, &earlier) {
+        } else if let Err(error) = isolated.move_all(&reservation.places, earlier.as_ref()) {
             isolated.problem = Some(error);
         }
-        earlier.entries.iter().for_each(|it| it.free(&client.segment));
+        if let Some(own) = &earlier {
+            own.entries.iter().for_each(|it| {
+                it.place.free(&client.segment);
+            });
+        }
         if !isolated.is_moved {
-            isolated.restore();
+            isolated.restore(Some(host));
         }
         hooks::fault("isolated");
         isolated
@@ -107,13 +131,13 @@ impl Isolated {
     }
 
     /// Makes the tenant's word this tenure's. Returns what an earlier one left, if the supervisor
-    /// was not done with it.
-    fn take_word(&self) -> Masks {
+    /// was not done with it; an error if that one has the threads in hand.
+    fn take_word(&self, host: &dyn Host) -> Result<Option<Masks>, Late> {
         let segment = &self.client.segment;
         loop {
             let seen = self.tenant().isolation();
             if seen.is_in_hand() {
-                self.finish(seen);
+                self.finish(seen, Some(host))?;
                 continue;
             }
             let masks = match seen.stage() {
@@ -121,7 +145,7 @@ impl Isolated {
                 _ => None,
             };
             if swap(self.tenant(), seen, self.word) {
-                return masks.unwrap_or_default();
+                return Ok(masks);
             }
         }
     }
@@ -134,7 +158,7 @@ impl Isolated {
             let word = segment.tenants[other].isolation();
             let shares = word.stage() == Isolation::Active
                 && reservation::read(segment, word.record())
-                    .is_some_and(|it| it.cpus.meets(&self.cpus))
+                    .is_some_and(|it| it.cpus.meets(&self.reservation.cpus))
                 && !tenant::descends_from(segment, self.slot, other)
                 && !tenant::descends_from(segment, other, self.slot);
             if shares {
@@ -145,6 +169,12 @@ impl Isolated {
         }
     }
 
+    /// The mask that the calling thread had at the end, if it was not on reserved CPUs any more: it
+    /// chose another, or somebody kept it off at the moment at which it entered.
+    pub(crate) fn moved_off(&self) -> Option<&CpuSet> {
+        self.moved_off.get()
+    }
+
     /// Whether another region ran on the same CPUs at the same time.
     pub(crate) fn is_crowded(&self) -> bool {
         // Acquire: partner of the Release in `find_crowd`.
@@ -152,24 +182,22 @@ impl Isolated {
     }
 
     /// Moves every thread that is there. The error says what was left where it was.
-    fn move_all(&mut self, places: &Places, earlier: &Masks) -> Result<(), String> {
+    fn move_all(&mut self, places: &Places, earlier: Option<&Masks>) -> Result<(), String> {
         let segment = &self.client.segment;
         let identity = &self.client.identity;
         let caller = rustix::thread::gettid().as_raw_nonzero().get();
+        let of_relatives = of_settling_relatives(segment, self.slot);
         let mut mover = Mover {
             segment,
             slot: self.slot,
             supervisor: self.client.supervisor,
             word: self.word,
-            earlier,
+            earlier: earlier.into_iter().chain(&of_relatives).collect(),
             next: 0,
         };
         let own = (identity.pid, identity.start_time);
-        for member in members::family_slots(segment, self.slot) {
-            fence::lower(&segment.tenants[member]);
-        }
         mover.move_thread(own, caller, &places.caller, true).map_err(|error| {
-            format!("the calling thread was not moved to CPUs {}: {error}", self.cpus)
+            format!("the calling thread was not moved to CPUs {}: {error}", self.reservation.cpus)
         })?;
         self.is_moved = true;
         hooks::fault("isolating");
@@ -211,68 +239,87 @@ impl Isolated {
         }
         match reason {
             None => Ok(()),
-            Some(error) => {
-                Err(format!("{left} threads were not moved to CPUs {}: {error}", self.cpus))
-            }
+            Some(error) => Err(format!(
+                "{left} threads were not moved to CPUs {}: {error}",
+                self.reservation.cpus
+            )),
         }
     }
 
     /// Step 8: gives everybody the old mask back, before the tenure is given up; also if it was
-    /// revoked, and the supervisor has not been here.
-    pub(crate) fn restore(&self) {
+    /// revoked, and the supervisor has not been here. One that is at it is waited for.
+    pub(crate) fn restore(&self, host: Option<&dyn Host>) {
         // Relaxed: only the thread that entered comes here.
-        if !self.restored.swap(true, Ordering::Relaxed) {
-            self.finish(self.word);
+        if self.restored.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if self.is_moved
+            && let Ok(mask) = affinity::get(0)
+            && !mask.without(&self.reservation.cpus).is_empty()
+            // Else it was revoked, and the supervisor has moved it.
+            && self.tenant().isolation() == self.word
+        {
+            let _ = self.moved_off.set(mask);
+        }
+        if self.finish(self.word, host).is_err() {
+            log::warn!("the supervisor has not given this process its CPUs back yet");
         }
     }
 
     /// Sees to it that the tenure of `word` is restored: by this process, or by the supervisor,
-    /// which may be at it.
-    fn finish(&self, word: IsolationWord) {
+    /// which may be at it. `host` starts another supervisor if that is not there.
+    fn finish(&self, word: IsolationWord, host: Option<&dyn Host>) -> Result<(), Late> {
         let segment = &self.client.segment;
         let tenant = self.tenant();
         let mine = word.with_stage(Isolation::RestoredByHolder);
-        let patience = || Deadline::at(clock::now() + PATIENCE);
-        let mut deadline = patience();
+        let deadline = Deadline::after(PATIENCE);
         loop {
             let seen = tenant.isolation();
-            if seen.with_stage(Isolation::None) != word.with_stage(Isolation::None) {
-                // The supervisor has restored it. What this process moved while that was at it
-                // (its entry) has been written down, and goes back, too.
-                if seen != IsolationWord::NONE || entries(segment, self.slot, word).is_empty() {
-                    return;
+            let is_that = seen.with_stage(Isolation::None) == word.with_stage(Isolation::None);
+            if !is_that || !seen.is_in_hand() {
+                return Ok(());
+            }
+            if seen.stage() == Isolation::RestoredBySupervisor {
+                // A segment out of use gets no other supervisor, so there its place may be taken.
+                let is_left =
+                    segment.is_retired() && !segment.is_supervisor_alive(self.client.supervisor);
+                if !is_left {
+                    if deadline.has_passed() {
+                        return Err(Late);
+                    }
+                    let wake = sync::wait(&tenant.isolation, seen.0, deadline.left(SLICE));
+                    if let (Wake::TimedOut, Some(host)) = (wake, host) {
+                        self.client.revive_supervisor(host);
+                    }
+                    continue;
                 }
             }
-            if seen.stage() == Isolation::Settling {
-                return;
-            }
-            if seen.stage() == Isolation::RestoredBySupervisor && !deadline.has_passed() {
-                sync::wait(&tenant.isolation, seen.0, deadline.left(crate::client::SLICE));
+            if seen != mine && !swap(tenant, seen, mine) {
                 continue;
             }
-            if seen == mine || swap(tenant, seen, mine) {
-                hooks::fault("restoring");
-                let known = [self.client.identity.pid];
-                if let Some(threads) = restore(segment, self.slot, mine, &known)
-                    && end(segment, self.slot, mine, threads)
-                {
-                    hooks::fault("restored");
-                    if threads > 1 {
-                        supervision::ring(segment, self.client.supervisor);
-                    }
-                    return;
+            hooks::fault("restoring");
+            let known = [self.client.identity.pid];
+            if let Some(may_appear) = restore(segment, self.slot, mine, &known)
+                && end(segment, self.slot, mine, may_appear)
+            {
+                hooks::fault("restored");
+                if may_appear {
+                    supervision::ring(segment, self.client.supervisor);
                 }
-                deadline = patience(); // The supervisor has claimed it.
+                return Ok(());
             }
         }
     }
 }
 
+/// The supervisor has the threads in hand, and is not done in time.
+struct Late;
+
 impl Drop for Isolated {
     fn drop(&mut self) {
         // What a fork inherits is its parent's.
         if !self.client.is_inherited() {
-            self.restore();
+            self.restore(None);
         }
     }
 }
@@ -292,13 +339,27 @@ fn isolated_ancestor(segment: &Layout, slot: usize) -> Option<String> {
     segment.live_tenants.iter().find(is_above).map(|it| segment.tenants[it].name.get())
 }
 
-/// The reserved CPUs on which the threads of the tenant in `slot` are now.
-pub fn current(segment: &Layout, slot: usize) -> Option<CpuSet> {
+/// What is written down for tenants above and below this one whose masks are being settled.
+fn of_settling_relatives(segment: &Layout, slot: usize) -> Vec<Masks> {
+    let supervisor = segment.tenants[slot].owner().supervisor();
+    let is_relative = |other: usize| {
+        segment.tenants[other].owner().supervisor() == supervisor
+            && (tenant::descends_from(segment, slot, other)
+                || tenant::descends_from(segment, other, slot))
+    };
+    segment
+        .live_tenants
+        .iter()
+        .map(|other| (other, segment.tenants[other].isolation()))
+        .filter(|(other, word)| word.stage() == Isolation::Settling && is_relative(*other))
+        .filter_map(|(other, word)| Masks::read(segment, other, word))
+        .collect()
+}
+
+/// The reservation on whose CPUs the threads of the tenant in `slot` are now.
+pub fn current(segment: &Layout, slot: usize) -> Option<Reservation> {
     let word = segment.tenants.get(slot)?.isolation();
-    (word.stage() == Isolation::Active)
-        .then(|| reservation::read(segment, word.record()))
-        .flatten()
-        .map(|it| it.cpus)
+    (word.stage() == Isolation::Active).then(|| reservation::read(segment, word.record())).flatten()
 }
 
 /// Moves threads, after it wrote their masks down.
@@ -307,7 +368,9 @@ struct Mover<'a> {
     slot: usize,
     supervisor: usize,
     word: IsolationWord,
-    earlier: &'a Masks,
+    /// What earlier regions left that are not quite over: of this tenant, and of those above and
+    /// below it.
+    earlier: Vec<&'a Masks>,
     /// Where the next free entry may be.
     next: usize,
 }
@@ -321,8 +384,8 @@ impl Mover<'_> {
         is_caller: bool,
     ) -> io::Result<()> {
         let mut old = affinity::get(thread)?;
-        if self.earlier.places.include(&old) {
-            old = self.earlier.of(process.0, thread, &old);
+        if let Some(earlier) = self.earlier.iter().find(|it| it.places.include(&old)) {
+            old = earlier.of(process.0, thread, &old);
         }
         let entry = self.save(process, thread, &old, is_caller)?;
         if old == *place || hooks::sabotaged("isolate") {
@@ -336,7 +399,18 @@ impl Mover<'_> {
             affinity::set(thread, &old)?;
             Err(io::Error::other("a cpuset does not let it use all of them"))
         });
-        moved.inspect_err(|_| entry.owner.store(0, Ordering::Release))
+        let moved = moved.and_then(|()| {
+            if self.segment.tenants[self.slot].isolation() == self.word {
+                return Ok(());
+            }
+            // Revoked, and restored by the supervisor, perhaps before this one was moved.
+            affinity::set(thread, &old)?;
+            Err(io::Error::from_raw_os_error(libc::ESRCH))
+        });
+        if moved.is_err() {
+            entry.free(self.segment);
+        }
+        moved
     }
 
     /// Writes a thread's mask down.
@@ -346,50 +420,66 @@ impl Mover<'_> {
         thread: i32,
         mask: &CpuSet,
         is_caller: bool,
-    ) -> io::Result<&SavedMask> {
-        let owner = OwnerWord::new(self.slot as u64, thread, self.supervisor, SlotState::Starting);
+    ) -> io::Result<Place> {
         while self.next < MASKS {
-            let place = self.next;
+            let index = self.next;
             self.next += 1;
-            self.segment.masks_mark.raise(place);
-            let entry = &self.segment.masks[place];
-            let free = entry.owner.load(Ordering::Acquire);
-            let claimed = OwnerWord(free).is_free()
-                // AcqRel: what its last user did comes before.
-                && entry
-                    .owner
-                    .compare_exchange(free, owner.0, Ordering::AcqRel, Ordering::Relaxed)
-                    .is_ok();
-            if !claimed {
+            self.segment.masks_mark.raise(index);
+            let saved = &self.segment.masks[index];
+            let free = OwnerWord(saved.owner.load(Ordering::Acquire));
+            if !free.is_free() {
                 continue;
             }
-            // Relaxed: published by the swap below.
-            entry.process.store(process.0 as u64, Ordering::Relaxed);
-            entry.start_time.store(process.1, Ordering::Relaxed);
-            entry.isolation.store(self.word.0, Ordering::Relaxed);
-            entry.is_caller.store(is_caller.into(), Ordering::Relaxed);
-            entry.mask.set(mask);
-            let live = owner.with_state(SlotState::Live);
-            // Release: partner of the Acquire in `Entry::read`. A supervisor that restores frees
-            // what it finds unfinished: then nothing is moved any more.
-            return match entry.owner.compare_exchange(
-                owner.0,
-                live.0,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => Ok(entry),
-                Err(_) => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-            };
+            let owner = free.next_of_mask(self.slot, thread, self.supervisor);
+            let place = Place { index, owner };
+            // AcqRel: what its last user did comes before.
+            let claimed =
+                saved.owner.compare_exchange(free.0, owner.0, Ordering::AcqRel, Ordering::Relaxed);
+            if claimed.is_err() {
+                continue;
+            }
+            // Release: partners of the Acquire in `Entry::read`: who reads one of these finds the
+            // owner's word changed.
+            saved.process.store(process.0 as u64, Ordering::Release);
+            saved.start_time.store(process.1, Ordering::Release);
+            saved.isolation.store(self.word.0, Ordering::Release);
+            saved.is_caller.store(is_caller.into(), Ordering::Release);
+            saved.mask.set(mask);
+            // A supervisor that restores frees what it finds unfinished: then nothing is moved any
+            // more.
+            return place
+                .change(self.segment, SlotState::Live)
+                .ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH));
         }
         Err(io::Error::other(format!("all {MASKS} places for masks are taken")))
     }
 }
 
-/// A mask that was written down.
-struct Entry {
+/// A place in the table of masks, in one use of it.
+#[derive(Clone, Copy)]
+struct Place {
     index: usize,
     owner: OwnerWord,
+}
+
+impl Place {
+    /// Goes on to another state, unless another came first.
+    fn change(self, segment: &Layout, state: SlotState) -> Option<Self> {
+        let owner = self.owner.with_state(state);
+        let word = &segment.masks[self.index].owner;
+        // AcqRel: whoever finds the new state comes after what was done in the old one.
+        word.compare_exchange(self.owner.0, owner.0, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        Some(Self { index: self.index, owner })
+    }
+
+    fn free(self, segment: &Layout) -> bool {
+        self.change(segment, SlotState::Free).is_some()
+    }
+}
+
+/// A mask that was written down.
+struct Entry {
+    place: Place,
     process: i32,
     start_time: u64,
     isolation: IsolationWord,
@@ -400,29 +490,43 @@ struct Entry {
 impl Entry {
     fn read(segment: &Layout, index: usize) -> Option<Self> {
         let saved = &segment.masks[index];
-        // Acquire: partner of the Release in `Mover::save`.
+        // Acquire, throughout: partners of the Release in `Mover::save`. If the place was freed and
+        // used again meanwhile, the second look at the word finds it.
         let owner = OwnerWord(saved.owner.load(Ordering::Acquire));
-        (!owner.is_free()).then(|| Self {
-            index,
-            owner,
-            process: saved.process.load(Ordering::Relaxed) as i32,
-            start_time: saved.start_time.load(Ordering::Relaxed),
-            isolation: IsolationWord(saved.isolation.load(Ordering::Relaxed)),
-            is_caller: saved.is_caller.load(Ordering::Relaxed) != 0,
+        if owner.is_free() {
+            return None;
+        }
+        let entry = Self {
+            place: Place { index, owner },
+            process: saved.process.load(Ordering::Acquire) as i32,
+            start_time: saved.start_time.load(Ordering::Acquire),
+            isolation: IsolationWord(saved.isolation.load(Ordering::Acquire)),
+            is_caller: saved.is_caller.load(Ordering::Acquire) != 0,
             mask: saved.mask.get(),
-        })
+        };
+        (saved.owner.load(Ordering::Acquire) == owner.0).then_some(entry)
     }
 
     fn is_complete(&self) -> bool {
-        self.owner.state() == SlotState::Live
+        self.place.owner.state() != SlotState::Starting
     }
 
-    fn free(&self, segment: &Layout) {
-        let owner = &segment.masks[self.index].owner;
-        // AcqRel: whoever takes the place next comes after what was read from it. If it is not
-        // this one's any more, it was freed by another.
-        let _ = owner.compare_exchange(self.owner.0, 0, Ordering::AcqRel, Ordering::Relaxed);
+    fn slot(&self) -> usize {
+        self.place.owner.slot_of_mask()
     }
+
+    fn thread(&self) -> i32 {
+        self.place.owner.pid()
+    }
+
+    fn supervisor(&self) -> usize {
+        self.place.owner.supervisor()
+    }
+}
+
+/// Whether anything is written down for anybody.
+pub(crate) fn has_entries(segment: &Layout) -> bool {
+    all_entries(segment).next().is_some()
 }
 
 fn all_entries(segment: &Layout) -> impl Iterator<Item = Entry> + '_ {
@@ -434,33 +538,26 @@ fn all_entries(segment: &Layout) -> impl Iterator<Item = Entry> + '_ {
 fn entries(segment: &Layout, slot: usize, word: IsolationWord) -> Vec<Entry> {
     let same = word.with_stage(Isolation::Active);
     all_entries(segment)
-        .filter(|it| it.owner.generation() == slot as u64)
+        .filter(|it| it.slot() == slot)
         .filter(|it| it.isolation == same || !it.is_complete())
         .collect()
 }
 
 /// Gives everybody who carries one of the region's masks the old one back, as long as the
-/// tenant's word is `word`: `None` if it is not any more, else how many threads were seen. `known`
-/// are processes that may not be found otherwise.
-fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<usize> {
+/// tenant's word is `word`: `None` if it is not any more, else whether one may yet appear that was
+/// being born. `known` are processes that may not be found otherwise.
+fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) -> Option<bool> {
     let is_mine = || segment.tenants[slot].isolation() == word;
-    let Some(masks) = Masks::read(segment, slot, word) else { return Some(0) };
+    let Some(masks) = Masks::read(segment, slot, word) else { return Some(false) };
     if hooks::sabotaged("restore") {
-        return Some(0);
+        return Some(false);
     }
-    let written: BTreeSet<(i32, u64)> =
-        masks.entries.iter().map(|it| (it.process, it.start_time)).collect();
     let mut seen = 0;
     for _ in 0..PASSES {
         let mut family = members::family(segment, slot);
         let is_missing =
             |process: i32, family: &[Member]| family.iter().all(|it| it.process != process);
-        for (process, start_time) in &written {
-            if is_missing(*process, &family) && process::is_alive(*process, *start_time) {
-                family.push(Member::of(*process));
-            }
-        }
-        for process in known {
+        for process in masks.living.iter().map(|it| &it.0).chain(known) {
             if is_missing(*process, &family) {
                 family.push(Member::of(*process));
             }
@@ -480,20 +577,24 @@ fn restore(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32]) ->
             break;
         }
     }
-    Some(seen)
+    // The holder, if it is the only thread, is here and bears nobody. Seen from outside, one thread
+    // may be in the middle of a fork.
+    Some(seen > 1 || word.stage() != Isolation::RestoredByHolder)
 }
 
-/// Ends the restoring of `word`, after so many threads were seen. Where it was one alone, nothing
-/// was being born; else it is looked for a while longer. Returns whether the word was still that.
-fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bool {
+/// Ends the restoring of `word`. What `may` still `appear` is looked for a while longer. Returns
+/// whether the word was still that.
+fn end(segment: &Layout, slot: usize, word: IsolationWord, may_appear: bool) -> bool {
     let tenant = &segment.tenants[slot];
-    if threads > 1 {
+    if may_appear {
         return swap(tenant, word, word.with_stage(Isolation::Settling));
     }
     let written = entries(segment, slot, word);
     let ended = swap(tenant, word, IsolationWord::NONE);
     if ended {
-        written.iter().for_each(|it| it.free(segment));
+        written.iter().for_each(|it| {
+            it.place.free(segment);
+        });
     }
     ended
 }
@@ -502,14 +603,17 @@ fn end(segment: &Layout, slot: usize, word: IsolationWord, threads: usize) -> bo
 /// tenant's word is; the `last` time it is forgotten. For its supervisor.
 pub fn settle(segment: &Layout, slot: usize, word: IsolationWord, known: &[i32], last: bool) {
     if (hooks::sabotaged("settle") || restore(segment, slot, word, known).is_some()) && last {
-        end(segment, slot, word, 0);
+        end(segment, slot, word, false);
     }
 }
 
 /// Which mask whom belongs to.
-#[derive(Default)]
 struct Masks {
+    /// The tenant for which they were written down.
+    slot: usize,
     entries: Vec<Entry>,
+    /// Those processes, with their start times, that have not ended.
+    living: BTreeSet<(i32, u64)>,
     places: Places,
 }
 
@@ -519,14 +623,23 @@ impl Masks {
         let mut entries = entries(segment, slot, word);
         entries.retain(Entry::is_complete);
         let places = reservation::read(segment, word.record())?.places;
-        (!entries.is_empty()).then_some(Self { entries, places })
+        (!entries.is_empty()).then(|| Self::new(slot, entries, places))
+    }
+
+    fn new(slot: usize, entries: Vec<Entry>, places: Places) -> Self {
+        let own = std::process::id() as i32;
+        let mut living: BTreeSet<(i32, u64)> =
+            entries.iter().map(|it| (it.process, it.start_time)).collect();
+        living.retain(|(pid, start_time)| *pid == own || process::is_alive(*pid, *start_time));
+        Self { slot, entries, living, places }
     }
 
     /// Restores a thread, if it carries one of the region's masks. Returns whether it did and does
     /// not any more.
     fn restore(&self, segment: &Layout, process: i32, thread: i32) -> bool {
         let Ok(carried) = affinity::get(thread) else { return false };
-        if !self.places.include(&carried) {
+        // In this order: who was not in another's region after the mask was read has it from here.
+        if !self.places.include(&carried) || self.is_in_anothers_region(segment, process) {
             return false;
         }
         let mask = self.of(process, thread, &carried);
@@ -545,9 +658,44 @@ impl Masks {
         }
     }
 
+    /// Whether a process is in the region of another tenant, which came later: of one that
+    /// descends from this one, or the other way round. Who moved it, or the nearest process above
+    /// it, has it in hand.
+    fn is_in_anothers_region(&self, segment: &Layout, process: i32) -> bool {
+        let supervisor = self.entries.first().map(Entry::supervisor);
+        let is_in_hand = |slot: usize| {
+            slot != self.slot
+                && segment.tenants.get(slot).is_some_and(|it| it.isolation().is_in_hand())
+        };
+        let others: BTreeSet<i32> = all_entries(segment)
+            .filter(|it| Some(it.supervisor()) == supervisor && it.is_complete())
+            .filter(|it| is_in_hand(it.slot()))
+            .map(|it| it.process)
+            .collect();
+        if others.is_empty() {
+            return false;
+        }
+        let chain =
+            std::iter::once(process).chain(process::ancestors(process).map(|above| above.pid));
+        for process in chain {
+            if others.contains(&process) {
+                return true;
+            }
+            if self.entries.iter().any(|it| it.process == process) {
+                return false;
+            }
+        }
+        false
+    }
+
     /// The mask that a thread had, or that whoever bore it had.
     fn of(&self, process: i32, thread: i32, carried: &CpuSet) -> CpuSet {
-        if let Some(own) = self.entries.iter().find(|it| it.owner.pid() == thread) {
+        let is_own = |it: &&Entry| {
+            it.thread() == thread
+                && it.process == process
+                && self.living.contains(&(process, it.start_time))
+        };
+        if let Some(own) = self.entries.iter().find(is_own) {
             return own.mask;
         }
         // The two places tell who bore it, unless they are the same.
@@ -593,8 +741,8 @@ pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
         }
         hooks::fault("restoring");
         log::info!("restoring the CPUs of {:?}", tenant.name.get());
-        if let Some(threads) = restore(segment, slot, mine, known)
-            && end(segment, slot, mine, threads)
+        if let Some(may_appear) = restore(segment, slot, mine, known)
+            && end(segment, slot, mine, may_appear)
         {
             // The holder may wait for it.
             sync::wake_all(&tenant.isolation);
@@ -607,25 +755,30 @@ pub fn restore_if_over(segment: &Layout, slot: usize, known: &[i32]) {
 /// Once in a while; for the supervisor in slot `supervisor`.
 pub fn restore_leftovers(segment: &Layout, supervisor: usize) {
     let is_left = |it: &Entry| {
-        let tenant = segment.tenants.get(it.owner.generation() as usize);
-        it.owner.supervisor() == supervisor
+        let tenant = segment.tenants.get(it.slot());
+        it.supervisor() == supervisor
             && tenant.is_none_or(|it| it.isolation() == IsolationWord::NONE)
     };
     restore_each(segment, all_entries(segment).filter(is_left));
 }
 
-/// Restores, one by one, the threads that were written down.
+/// Restores, one by one, the threads that were written down. An entry is claimed first: one that
+/// has changed since it was read is another's affair.
 fn restore_each(segment: &Layout, entries: impl Iterator<Item = Entry>) {
     for entry in entries {
-        let reservation = reservation::read(segment, entry.isolation.record());
-        entry.free(segment);
-        if let Some(reservation) = reservation.filter(|_| entry.is_complete())
+        if !entry.is_complete() {
+            entry.place.free(segment); // Whoever writes it finds that, and moves nobody.
+            continue;
+        }
+        let Some(place) = entry.place.change(segment, SlotState::Ending) else { continue };
+        if let Some(reservation) = reservation::read(segment, entry.isolation.record())
             && process::is_alive(entry.process, entry.start_time)
         {
-            let (process, thread) = (entry.process, entry.owner.pid());
-            let masks = Masks { entries: vec![entry], places: reservation.places };
+            let (slot, process, thread) = (entry.slot(), entry.process, entry.thread());
+            let masks = Masks::new(slot, vec![entry], reservation.places);
             masks.restore(segment, process, thread);
         }
+        place.free(segment);
     }
 }
 
@@ -633,6 +786,5 @@ fn restore_each(segment: &Layout, entries: impl Iterator<Item = Entry>) {
 pub(crate) fn forget(segment: &Layout, slot: usize) {
     // SeqCst: see `Tenant::isolation`. Nobody is left who could want to restore it.
     segment.tenants[slot].isolation.store(IsolationWord::NONE.0, Ordering::SeqCst);
-    let of_slot = |it: &Entry| it.owner.generation() == slot as u64;
-    restore_each(segment, all_entries(segment).filter(of_slot));
+    restore_each(segment, all_entries(segment).filter(|it| it.slot() == slot));
 }

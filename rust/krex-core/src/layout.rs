@@ -30,8 +30,6 @@ pub const STOPPED: usize = 16_384;
 pub const RESERVATIONS: usize = 64;
 /// Threads that can be on reserved CPUs at one time, on the whole machine.
 pub const MASKS: usize = 4096;
-/// Different masks per tenant that had to do without reserved CPUs.
-pub const NARROWED: usize = 4;
 
 /// The first bytes of the file. These never change, in any version.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"krex\x00seg");
@@ -177,12 +175,12 @@ pub struct Tenant {
     pub isolation: AtomicU64,
     /// The [`IsolationWord`] for which another region ran on the same CPUs.
     pub crowded: AtomicU64,
-    /// 1: its cgroup is fenced off reserved CPUs (`fence.rs`), or about to be.
-    pub fenced: AtomicU64,
-    /// 1: some of its threads could not be kept off reserved CPUs, having no others.
-    pub on_reserved: AtomicU64,
-    /// The masks that its threads had before they had to do without reserved CPUs.
-    pub narrowed: [SharedCpuSet; NARROWED],
+    /// Reserved CPUs which some of its threads could not be kept off, having no others.
+    pub on_reserved: SharedCpuSet,
+    /// The mask of the first of its threads that had to do without reserved CPUs, from before;
+    /// known when `narrowed` says [`crate::word::SlotState::Live`].
+    pub narrowed: AtomicU64,
+    pub before: SharedCpuSet,
     /// Packed [`Ack`]s, one per device.
     pub acks: [AtomicU64; DEVICES],
 }
@@ -369,7 +367,7 @@ pub struct Stopped {
     pub start_time: AtomicU64,
 }
 
-/// CPUs that are kept for regions. Once it is complete it never changes.
+/// CPUs that are kept for regions. It does not change as long as a device names it.
 #[repr(C)]
 pub struct Reservation {
     /// A [`crate::word::SlotState`]: complete when live.
@@ -383,7 +381,7 @@ pub struct Reservation {
 /// A thread that was moved to reserved CPUs, and the mask that it had before.
 #[repr(C)]
 pub struct SavedMask {
-    /// Packed [`OwnerWord`]; its pid is the thread, its generation the tenant's slot.
+    /// Packed [`OwnerWord`] of a mask; its pid is the thread.
     pub owner: AtomicU64,
     /// The thread's process, and that one's start time.
     pub process: AtomicU64,
@@ -432,6 +430,7 @@ pub const SIZE: usize = size_of::<Layout>();
 const _: () = {
     assert!(DEVICES <= 64, "a tenant's devices are the bits of one word");
     assert!(TENANTS <= 1 << 16, "a gate's holder has 16 bits");
+    assert!(TENANTS <= 1 << 10, "a saved mask's tenant has 10 bits");
     assert!(SUBMITTERS <= 1 << 16, "a reference's slot has 16 bits");
     assert!(SUPERVISORS <= 1 << 8, "an owner's supervisor has 8 bits");
     assert!(RESERVATIONS <= 1 << 8, "an isolation's record has 8 bits");

@@ -33,8 +33,6 @@ pub mod error;
 #[cfg(not(loom))]
 pub mod evict;
 #[cfg(not(loom))]
-pub mod fence;
-#[cfg(not(loom))]
 pub mod freezer;
 #[cfg(not(loom))]
 mod hand_over;
@@ -44,6 +42,8 @@ pub mod isolate;
 pub mod keep_off;
 #[cfg(not(loom))]
 pub mod layout;
+#[cfg(not(loom))]
+pub mod logging;
 #[cfg(not(loom))]
 pub mod measure;
 #[cfg(not(loom))]

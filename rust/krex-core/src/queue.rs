@@ -36,15 +36,19 @@ impl Key {
 pub struct Entry {
     key: AtomicU64,
     device: AtomicU64,
+    /// Until when it waits: past that the turn is of no use to it, frozen or not.
+    deadline: AtomicU64,
     /// 1: it did not take its turn.
     absent: AtomicU64,
 }
 
 impl Entry {
-    pub fn join(&self, device: usize, key: Key) {
+    /// Queues for `device` until `deadline`, in nanoseconds of the monotonic clock.
+    pub fn join(&self, device: usize, key: Key, deadline: u64) {
         self.device.store(device as u64, Ordering::Relaxed);
+        self.deadline.store(deadline, Ordering::Relaxed);
         self.show();
-        // Release: whoever sees the key sees the device that it is for. SeqCst, since a waiter
+        // Release: whoever sees the key sees what it is for. SeqCst, since a waiter
         // that joins and then finds the gate taken relies on the leaver's wake-up.
         self.key.store(key.0, Ordering::SeqCst);
     }
@@ -75,36 +79,40 @@ impl Entry {
     }
 }
 
-/// How many of `entries` are ahead of `mine` for `device`, and there.
+/// How many of `entries` are ahead of `mine` for `device`, and there, at `now`.
 pub fn ahead<'a>(
     entries: impl Iterator<Item = (usize, &'a Entry)>,
     device: usize,
     mine: Key,
+    now: u64,
 ) -> u32 {
     if crate::hooks::sabotaged("queue_order") {
         return 0;
     }
-    present(entries, device).filter(|(key, _)| *key < mine).count() as u32
+    present(entries, device, now).filter(|(key, _)| *key < mine).count() as u32
 }
 
-/// The slot of whoever is first for `device` among `entries`, and there.
+/// The slot of whoever is first for `device` among `entries`, and there, at `now`.
 pub fn first<'a>(
     entries: impl Iterator<Item = (usize, &'a Entry)>,
     device: usize,
+    now: u64,
 ) -> Option<usize> {
-    let there = present(entries, device);
+    let there = present(entries, device, now);
     let first = if crate::hooks::sabotaged("queue_order") { there.max() } else { there.min() };
     first.map(|(_, slot)| slot)
 }
 
-/// Who waits for `device`, and is there.
+/// Who waits for `device`, is there, and would take the turn at `now`.
 fn present<'a>(
     entries: impl Iterator<Item = (usize, &'a Entry)>,
     device: usize,
+    now: u64,
 ) -> impl Iterator<Item = (Key, usize)> {
     entries
         // Relaxed: see `show`.
         .filter(|(_, entry)| entry.absent.load(Ordering::Relaxed) == 0)
+        .filter(move |(_, entry)| now < entry.deadline.load(Ordering::Relaxed))
         .filter_map(move |(slot, entry)| Some((entry.key_for(device)?, slot)))
 }
 

@@ -271,7 +271,8 @@ fn close(
     hooks::fault("frozen");
 
     let frozen_at = clock::now();
-    let isolated = isolate::isolate(client, index, number);
+    client.allot(index)?;
+    let isolated = isolate::isolate(client, index, number, host);
     let isolated_at = if isolated.is_some() { clock::now() } else { frozen_at };
     holding.hold_deadline.store(isolated_at.saturating_add(hold_limit), Ordering::Relaxed);
     if tenure.advance(Phase::Held).is_err() {
@@ -454,7 +455,7 @@ impl Region {
             }
         }
         if let Some(isolated) = &self.isolated {
-            isolated.restore();
+            isolated.restore(Some(host));
         }
         let present = siblings::list(&self.client.segment, self.device, self.word.holder());
         let mut report = self.report(ended_at, revoked, verified, &present, own);

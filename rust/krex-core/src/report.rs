@@ -2,12 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::affinity::CpuSet;
 use crate::clock;
-use crate::fence;
 use crate::freezer::Kind;
 use crate::isolate;
 use crate::region::{Own, Region};
+use crate::reservation::Reservation;
 use crate::siblings::{Outcome, Problem, Sibling};
 use crate::tenant;
 
@@ -172,12 +171,8 @@ impl Region {
             drain: self.drained_at.saturating_sub(self.granted_at),
             freeze: self.held_at.saturating_sub(self.drained_at).saturating_sub(self.isolating),
             isolate: self.isolating,
-            cpus: self.reserved().map(|it| it.to_string()),
-            isolation: match self.is_isolated() {
-                false => "none",
-                true if fence::is_available(tenant) => "cpuset",
-                true => "affinity",
-            },
+            cpus: self.reserved().map(|it| it.cpus.to_string()),
+            isolation: if self.is_isolated() { "affinity" } else { "none" },
             held: ended_at.saturating_sub(self.held_at),
             restore: 0,
             time_excluded: excluded.saturating_sub(reported),
@@ -191,9 +186,9 @@ impl Region {
     }
 
     /// The CPUs on which the region ran, or should have run, if any were reserved.
-    fn reserved(&self) -> Option<CpuSet> {
+    fn reserved(&self) -> Option<Reservation> {
         match &self.isolated {
-            Some(isolated) => Some(isolated.cpus),
+            Some(isolated) => Some(isolated.reservation),
             None if self.joined => isolate::current(&self.client.segment, self.word.holder()),
             None => None,
         }
@@ -205,13 +200,19 @@ impl Region {
 
     /// What could not be done about reserved CPUs.
     fn isolation_problems(&self) -> Vec<Problem> {
-        let Some(reserved) = self.reserved() else { return Vec::new() };
+        let Some(Reservation { cpus: reserved, off, .. }) = self.reserved() else {
+            return Vec::new();
+        };
         let segment = &self.client.segment;
         let mut problems = Vec::new();
         let mut add = |certain: bool, text: String| problems.push(Problem { certain, text });
         if let Some(isolated) = &self.isolated {
             if let Some(problem) = &isolated.problem {
                 add(false, format!("not isolated: {problem}"));
+            }
+            if let Some(elsewhere) = isolated.moved_off() {
+                let text = "at its end the calling thread was not on the reserved CPUs";
+                add(false, format!("{text} ({reserved}) any more, but on {elsewhere}"));
             }
             if isolated.is_crowded() {
                 let text = "a region on another device ran on the same reserved CPUs";
@@ -221,8 +222,7 @@ impl Region {
         let holder = self.word.holder();
         for slot in segment.live_tenants.iter() {
             let tenant = &segment.tenants[slot];
-            // Acquire: partner of the Release in `keep_off`.
-            let stays = tenant.on_reserved.load(Ordering::Acquire) != 0
+            let stays = tenant.on_reserved.get().meets(&off)
                 && slot != holder
                 // Those that share the device are frozen, or named as not frozen.
                 && !tenant.shares(self.device)

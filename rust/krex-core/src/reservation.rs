@@ -1,8 +1,8 @@
 //! Which CPUs are kept for a device's regions (for step 6, `isolate.rs`).
 //!
 //! The first command that wants any decides, through one word of the device's section, for as long
-//! as there are commands. The CPUs themselves stand in records that never change once they are
-//! complete; records are shared by all devices with the same reservation.
+//! as there are commands. The CPUs themselves stand in records that do not change as long as a
+//! device names them; records are shared by all devices with the same reservation.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use crate::affinity::{self, CpuSet};
 use crate::device;
 use crate::error::{Error, Result};
+use crate::isolate;
 use crate::layout::{Layout, RESERVATIONS};
 use crate::recover::ring_for;
 use crate::topology::{self, Core, SYSTEM};
@@ -64,60 +65,87 @@ impl Reservation {
     }
 }
 
-/// What a value of `KREX_RESERVED_CPUS` asks for; `None`: it is not set. CPUs that are `reserved`
-/// already were judged then, and this process may be fenced off them.
+/// What a value of `KREX_RESERVED_CPUS` asks for; `None`: it is not set.
 ///
 /// # Errors
-/// If it is not a list of CPUs of this machine that this process may use.
-fn wished(setting: Option<&OsStr>, reserved: &CpuSet) -> Result<Option<CpuSet>> {
+/// If it is not a list of CPUs.
+fn wished(setting: Option<&OsStr>) -> Result<Option<CpuSet>> {
     let Some(value) = setting else { return Ok(None) };
-    let invalid = |problem: String| Error::Invalid(format!("{SETTING} is {value:?}: {problem}"));
     let list = value.to_str().unwrap_or("\u{fffd}");
     if list.trim() == "none" {
         return Ok(Some(CpuSet::default()));
     }
     let wanted = CpuSet::parse(list).map_err(|error| {
-        invalid(format!("{error}. Use `none` to reserve none, or unset it for the default"))
+        Error::Invalid(format!(
+            "{SETTING} is {value:?}: {error}. Use `none` to reserve none, or unset it for the \
+             default"
+        ))
     })?;
-    let missing = |there: &CpuSet| wanted.without(there);
+    Ok(Some(wanted))
+}
+
+/// Whether they are CPUs of this machine that this process may use.
+///
+/// # Errors
+/// If not.
+fn check(wanted: &CpuSet) -> Result<()> {
+    let invalid =
+        |problem: String| Err(Error::Invalid(format!("{SETTING} is {wanted}: {problem}")));
     if let Some(online) = topology::online(Path::new(SYSTEM))
-        && !missing(&online).is_empty()
+        && !wanted.without(&online).is_empty()
     {
-        let missing = missing(&online);
-        return Err(invalid(format!(
+        let missing = wanted.without(&online);
+        return invalid(format!(
             "this machine has no CPU {missing} that is online. Choose from {online}"
-        )));
+        ));
     }
     let permitted =
-        affinity::permitted(&wanted).map_err(|error| Error::system("sched_setaffinity", error))?;
-    let missing = missing(&permitted).without(reserved);
+        affinity::permitted(wanted).map_err(|error| Error::system("sched_setaffinity", error))?;
+    let missing = wanted.without(&permitted);
     if !missing.is_empty() {
         let all = affinity::permitted(&CpuSet::ALL).unwrap_or_default();
-        return Err(invalid(format!(
+        return invalid(format!(
             "this process may not use CPU {missing} (a cpuset, of its container for example, \
              leaves it {all}). Choose from those"
-        )));
+        ));
     }
-    Ok(Some(wanted))
+    Ok(())
 }
 
 /// The CPUs reserved for a device, if any.
 #[inline]
 pub fn of(layout: &Layout, index: usize) -> Option<(usize, Reservation)> {
-    // Acquire: partner of the swap in `publish`, which comes after the record was completed.
-    let word = layout.devices[index].reservation.load(Ordering::Acquire);
-    if word == 0 {
-        return None;
+    let word = &layout.devices[index].reservation;
+    loop {
+        // Acquire: partner of the swap in `publish`, which comes after the record was completed.
+        let seen = word.load(Ordering::Acquire);
+        if seen == 0 {
+            return None;
+        }
+        let record = Allotment::unpack(seen)?.record?;
+        let found = read(layout, record);
+        // A record is freed, and used again, only while no device names it.
+        if word.load(Ordering::Acquire) == seen {
+            return Some((record, found?));
+        }
     }
-    let record = Allotment::unpack(word)?.record?;
-    Some((record, read(layout, record)?))
 }
+
+/// What is decided for a device, to be compared with what [`allot`] returned. Never zero.
+#[inline]
+pub fn seen(layout: &Layout, index: usize) -> u64 {
+    // Relaxed: whoever then reads the record comes through `of`.
+    layout.devices[index].reservation.load(Ordering::Relaxed) | LOOKED_AT
+}
+
+/// A bit that no [`Allotment`] has.
+const LOOKED_AT: u64 = 1 << 63;
 
 /// The reservation in a record, if it is complete.
 pub fn read(layout: &Layout, record: usize) -> Option<Reservation> {
     let record = layout.reservations.get(record)?;
-    // Acquire: partner of the Release in `record_of`.
-    (record.state.load(Ordering::Acquire) == SlotState::Live as u64).then(|| Reservation {
+    // SeqCst: see `publish`; and partner of the Release in `record_of`.
+    (record.state.load(Ordering::SeqCst) == SlotState::Live as u64).then(|| Reservation {
         cpus: record.cpus.get(),
         off: record.off.get(),
         places: Places { caller: record.caller.get(), others: record.others.get() },
@@ -150,30 +178,34 @@ fn has_default(name: &str) -> bool {
 }
 
 /// Sees to it that a device has the reservation that this process asks for, or the default one.
+/// Returns what [`seen`] says of it.
 ///
 /// # Errors
 /// [`Error::Invalid`] if `KREX_RESERVED_CPUS` is no list of CPUs that can be used, or differs from
 /// what the commands that run already asked for; [`Error::Full`].
-pub fn allot(layout: &Layout, index: usize) -> Result<()> {
+pub fn allot(layout: &Layout, index: usize) -> Result<u64> {
     let section = &layout.devices[index];
-    let wished = wished(std::env::var_os(SETTING).as_deref(), &of_all(layout))?;
+    let wished = wished(std::env::var_os(SETTING).as_deref())?;
     loop {
         let seen = section.reservation.load(Ordering::Acquire);
         let current = Allotment::unpack(seen);
         let cpus = of(layout, index).map_or(CpuSet::default(), |(_, it)| it.cpus);
+        let settled = Ok(seen | LOOKED_AT);
         let reservation = match (wished, current) {
-            (Some(wanted), Some(_)) if wanted == cpus => return Ok(()),
+            // Somebody has tried them already: nothing is moved for it.
+            (Some(wanted), Some(_)) if wanted == cpus => return settled,
             (Some(wanted), Some(current)) if current.explicit || !cpus.is_empty() => {
                 return Err(conflict(&section.name.get(), &wanted, &cpus));
             }
             (Some(wanted), _) => {
+                check(&wanted)?;
                 Reservation::new(wanted, wanted, &topology::cores(Path::new(SYSTEM)))
             }
-            (None, Some(current)) if current.explicit => return Ok(()),
-            (None, None) if !has_default(&section.name.get()) => return Ok(()),
+            (None, Some(current)) if current.explicit => return settled,
+            (None, None) if !has_default(&section.name.get()) => return settled,
             // Of two devices that chose at the same moment, the one with the higher number gives
             // way: each published its choice before it looked.
-            (None, Some(_)) if !cpus.meets(&taken(layout, |it| it < index)) => return Ok(()),
+            (None, Some(_)) if !cpus.meets(&taken(layout, |it| it < index)) => return settled,
             (None, _) => {
                 let permitted = affinity::permitted(&CpuSet::ALL)
                     .map_err(|error| Error::system("sched_setaffinity", error))?;
@@ -211,32 +243,35 @@ fn publish(
         false => Some(record_of(layout, reservation)?),
     };
     let word = Allotment { explicit, record }.pack();
-    // AcqRel: whoever reads the word finds the record complete.
-    let swapped = layout.devices[index].reservation.compare_exchange(
-        seen,
-        word,
-        Ordering::AcqRel,
-        Ordering::Acquire,
-    );
-    if swapped.is_ok() && record.is_some() {
-        log::info!(
-            "CPUs {} are reserved for {}",
-            reservation.cpus,
-            layout.devices[index].name.get()
-        );
-        // The supervisors keep their tenants off.
-        ring_for(layout, layout.live_tenants.iter());
+    let section = &layout.devices[index];
+    // SeqCst: one says that it uses the record, then looks whether it is there; `free_unused`
+    // claims it, then looks whether anybody uses it (a handshake as in `sync.rs`).
+    let swap = |from: u64, to: u64| {
+        let word = &section.reservation;
+        word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    };
+    if !swap(seen, word) {
+        return Ok(());
     }
+    let Some(record) = record else { return Ok(()) };
+    if read(layout, record).as_ref() != Some(reservation) {
+        swap(word, seen);
+        return Ok(());
+    }
+    log::info!("CPUs {} are reserved for {}", reservation.cpus, section.name.get());
+    // The supervisors keep their tenants off.
+    ring_for(layout, layout.live_tenants.iter());
     Ok(())
 }
 
 /// The record of a reservation, made if there is none. One whose maker died is lost for good.
 fn record_of(layout: &Layout, reservation: &Reservation) -> Result<usize> {
-    for (index, record) in layout.reservations.iter().enumerate() {
-        let (free, starting) = (SlotState::Free as u64, SlotState::Starting as u64);
-        if read(layout, index).as_ref() == Some(reservation) {
-            return Ok(index);
-        }
+    let all = || layout.reservations.iter().enumerate();
+    if let Some((index, _)) = all().find(|it| read(layout, it.0).as_ref() == Some(reservation)) {
+        return Ok(index);
+    }
+    let (free, starting) = (SlotState::Free as u64, SlotState::Starting as u64);
+    for (index, record) in all() {
         // AcqRel: only the one that wins writes.
         let claimed =
             record.state.compare_exchange(free, starting, Ordering::AcqRel, Ordering::Relaxed);
@@ -256,11 +291,33 @@ fn record_of(layout: &Layout, reservation: &Reservation) -> Result<usize> {
 /// Forgets all reservations, if there is no command any more that they could concern: the next one
 /// decides anew. For supervisors that are about to end.
 pub fn forget_unused(layout: &Layout) {
+    let is_unused = || layout.live_tenants.iter().next().is_none();
     for index in device::with_regions(layout) {
         let word = &layout.devices[index].reservation;
         let seen = word.load(Ordering::Acquire);
-        if layout.live_tenants.iter().next().is_none() && seen != 0 {
-            let _ = word.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if is_unused() && seen != 0 {
+            let _ = word.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::Relaxed);
+        }
+    }
+    if is_unused() && !isolate::has_entries(layout) {
+        free_unused(layout);
+    }
+}
+
+/// Frees the records that no device names, so that there is room for others.
+fn free_unused(layout: &Layout) {
+    let [free, live, ending] =
+        [SlotState::Free, SlotState::Live, SlotState::Ending].map(|it| it as u64);
+    for (index, record) in layout.reservations.iter().enumerate() {
+        // SeqCst: see `publish`.
+        let claimed =
+            record.state.compare_exchange(live, ending, Ordering::SeqCst, Ordering::Relaxed);
+        if claimed.is_ok() {
+            let is_used = layout.devices.iter().any(|device| {
+                let word = device.reservation.load(Ordering::SeqCst);
+                Allotment::unpack(word).is_some_and(|it| it.record == Some(index))
+            });
+            record.state.store(if is_used { live } else { free }, Ordering::SeqCst);
         }
     }
 }
@@ -308,8 +365,11 @@ pub struct Plan {
 pub fn plan(name: &str, setting: Option<&OsStr>) -> Result<Plan> {
     let permitted = affinity::permitted(&CpuSet::ALL)
         .map_err(|error| Error::system("sched_setaffinity", error))?;
-    let (cpus, reason) = match wished(setting, &CpuSet::default())? {
-        Some(cpus) => (cpus, format!("{SETTING} says so")),
+    let (cpus, reason) = match wished(setting)? {
+        Some(cpus) => {
+            check(&cpus)?;
+            (cpus, format!("{SETTING} says so"))
+        }
         None if !has_default(name) => {
             (CpuSet::default(), format!("the default for the device {name}"))
         }
@@ -325,6 +385,7 @@ pub fn plan(name: &str, setting: Option<&OsStr>) -> Result<Plan> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::segment::Segment;
 
     /// `nodes` sockets with `each` cores of `threads` threads, numbered as Linux does: first the
     /// first threads of all cores.
@@ -349,6 +410,24 @@ mod tests {
 
     fn pair(cpus: &str, off: &str) -> (String, String) {
         (cpus.to_owned(), off.to_owned())
+    }
+
+    #[test]
+    fn records_are_free_again_when_no_device_names_them() {
+        let directory =
+            std::env::temp_dir().join(format!("krex-reservations-{}", std::process::id()));
+        let segment = Segment::open_or_create(&directory).unwrap();
+        let index = device::find_or_add(&segment, device::DEFAULT).unwrap();
+        for cpu in 0..2 * RESERVATIONS {
+            let cpus: CpuSet = [cpu].into_iter().collect();
+            let wanted = Reservation::new(cpus, cpus, &[]);
+            publish(&segment, index, 0, true, &wanted).unwrap();
+            free_unused(&segment);
+            assert_eq!(of(&segment, index).map(|it| it.1), Some(wanted), "it is in use");
+            forget_unused(&segment);
+            assert_eq!(of(&segment, index), None);
+        }
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::freezer::{Choice, Kind};
 use crate::hooks;
 use crate::isolate;
+use crate::keep_off;
 use crate::layout::{Layout, TENANTS, Tenant};
 use crate::process::{self, Identity};
 use crate::segment::Segment;
@@ -31,6 +32,8 @@ pub struct Registration {
     pub time_limit: u64,
     /// End it when work of it never ends.
     pub on_stuck: bool,
+    /// It starts with the interposer.
+    pub preloaded: bool,
     /// It runs already, instead of being about to start.
     pub attached: bool,
 }
@@ -132,7 +135,8 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     set(&tenant.on_stuck, u64::from(registration.on_stuck) | inherited);
     // What splits off was started like the rest.
     let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].preloaded);
-    set(&tenant.preloaded, of_parent.map_or(0, |it| it.load(Ordering::Relaxed)));
+    let inherited = of_parent.map_or(0, |it| it.load(Ordering::Relaxed));
+    set(&tenant.preloaded, u64::from(registration.preloaded) | inherited);
     for word in [
         &tenant.frozen_total,
         &tenant.frozen_since,
@@ -146,13 +150,11 @@ fn fill(segment: &Segment, tenant: &Tenant, identity: &Identity, registration: &
     tenant.queue.leave();
     set(&tenant.isolation, IsolationWord::NONE.0);
     set(&tenant.crowded, 0);
-    set(&tenant.fenced, 0);
-    set(&tenant.on_reserved, 0);
-    let of_parent = registration.parent.map(|it| &segment.tenants[it.slot].narrowed);
-    for (index, narrowed) in tenant.narrowed.iter().enumerate() {
-        // The process was born with its parent's mask, which may have been narrowed.
-        narrowed.set(&of_parent.map_or(CpuSet::default(), |it| it[index].get()));
-    }
+    tenant.on_reserved.set(&CpuSet::default());
+    // The process was born with its parent's mask, which may have been narrowed.
+    let before = registration.parent.and_then(|it| keep_off::before(&segment.tenants[it.slot]));
+    tenant.before.set(&before.unwrap_or_default());
+    set(&tenant.narrowed, before.map_or(SlotState::Free, |_| SlotState::Live) as u64);
     tenant.name.set(registration.name.as_bytes());
     tenant.cgroup.set(b"");
     for (device, ack) in tenant.acks.iter().enumerate() {

@@ -168,6 +168,23 @@ impl OwnerWord {
     }
 }
 
+type MaskSlot = Field<36, 10>;
+type MaskUse = Field<46, 18>;
+
+/// The owner of a saved mask: the generation is (which use of the place it is, the tenant's slot).
+impl OwnerWord {
+    /// The word for the next use of a place that is free.
+    pub const fn next_of_mask(self, slot: usize, thread: i32, supervisor: usize) -> Self {
+        let owner = Self::new(0, thread, supervisor, SlotState::Starting).0;
+        let uses = MaskUse::get(self.0) + 1;
+        Self(owner | MaskUse::put(uses) | MaskSlot::put(slot as u64))
+    }
+
+    pub const fn slot_of_mask(self) -> usize {
+        MaskSlot::get(self.0) as usize
+    }
+}
+
 type ReferenceSlot = Field<0, 16>;
 type ReferenceGeneration = Field<16, 28>;
 type ReferenceValid = Field<63, 1>;

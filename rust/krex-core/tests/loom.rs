@@ -226,7 +226,7 @@ impl World {
     /// Hands over to whoever is first in the queue, else opens the gate.
     fn give_up(&self, held: GateWord) {
         let next =
-            queue::first(self.entries.iter().enumerate(), 0).filter(|_| !self.budget_is_spent);
+            queue::first(self.entries.iter().enumerate(), 0, 0).filter(|_| !self.budget_is_spent);
         let Some(next) = next else {
             return self.gate.open(held).unwrap();
         };
@@ -274,7 +274,7 @@ impl World {
     }
 
     fn ahead(&self, key: Key) -> u32 {
-        queue::ahead(self.entries.iter().enumerate(), 0, key)
+        queue::ahead(self.entries.iter().enumerate(), 0, key, 0)
     }
 
     /// Waits for the turn in the queue, as `claim::claim` does; `place`: it has joined already.
@@ -303,7 +303,7 @@ impl World {
 
     fn join(&self, tenant: usize) -> Key {
         let key = Key::new(0, self.clock.fetch_add(1, Ordering::SeqCst) + 1);
-        self.entries[tenant].join(0, key);
+        self.entries[tenant].join(0, key, u64::MAX);
         key
     }
 
@@ -596,7 +596,10 @@ fn a_place_is_never_taken_for_one_on_another_device() {
         let entry = Arc::new(Entry::default());
         race(
             &entry,
-            [|it| it.join(1, Key::new(0, 1)), |it: &Entry| assert_eq!(it.key_for(0), None)],
+            [
+                |it| it.join(1, Key::new(0, 1), u64::MAX),
+                |it: &Entry| assert_eq!(it.key_for(0), None),
+            ],
         );
     });
 }

@@ -11,13 +11,14 @@ use crate::captures;
 use crate::driver::{Driver, Status, status};
 use crate::lane::{self, Kind, Lane};
 use crate::streams::{self, Alive, Stream};
-use crate::thread::{self, Frame, Place};
+use crate::thread::{self, Frame, Place, Thread};
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
 const GRAPH_UPLOAD: u64 = 2;
 
 /// A call that passed the gate.
 struct Admitted<'a> {
+    thread: &'static Thread,
     lane: &'static Lane,
     kind: Kind,
     frame: &'a Frame,
@@ -26,20 +27,25 @@ struct Admitted<'a> {
 impl<'a> Admitted<'a> {
     /// Passes the gate; `None` if the call cannot be counted, and goes on all the same.
     #[inline]
-    fn enter(lane: &'static Lane, kind: Kind, frame: &'a Frame) -> Option<Self> {
+    fn enter(
+        thread: &'static Thread,
+        lane: &'static Lane,
+        kind: Kind,
+        frame: &'a Frame,
+    ) -> Option<Self> {
         if !lane.enter(kind) {
             return None;
         }
         // Only now: a signal handler may submit while its thread waits at the gate.
-        thread::go_inside(frame);
-        Some(Self { lane, kind, frame })
+        thread.go_inside(frame);
+        Some(Self { thread, lane, kind, frame })
     }
 }
 
 impl Drop for Admitted<'_> {
     #[inline]
     fn drop(&mut self) {
-        if thread::go_outside(self.frame) {
+        if self.thread.go_outside(self.frame) {
             self.lane.leave(self.kind);
         }
     }
@@ -47,18 +53,18 @@ impl Drop for Admitted<'_> {
 
 /// Where the calling thread is, unless it is inside a wrapped call already.
 #[inline]
-fn place(frame: &Frame) -> Option<Place> {
-    if thread::is_inside(frame) { None } else { thread::place() }
+fn place(thread: &Thread, frame: &Frame) -> Option<Place> {
+    if thread.is_inside(frame) { None } else { thread.place() }
 }
 
 /// Puts work on a stream.
 #[inline]
 pub fn submission(stream: Stream, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame).filter(|_| !captures::is_capturing(stream)) else {
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame).filter(|_| !captures::is_capturing(stream)) else {
         return work();
     };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     streams::mark(place, stream);
     work()
 }
@@ -71,9 +77,9 @@ pub fn submissions(
     offset: usize,
     work: impl FnOnce() -> Status,
 ) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     if !list.is_null() {
         for index in 0..count as usize {
             // SAFETY: the driver reads `count` launches there, too: the caller vouches for them.
@@ -87,11 +93,11 @@ pub fn submissions(
 /// Has a stream wait for an event. If that is one of a capture, the stream joins the capture, and
 /// cannot be asked for what was on it before.
 pub fn wait_event(stream: Stream, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame).filter(|_| !captures::is_capturing(stream)) else {
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame).filter(|_| !captures::is_capturing(stream)) else {
         return work();
     };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     if captures::any() {
         note_tail(place, stream);
     }
@@ -117,9 +123,9 @@ fn note_tail(place: Place, stream: Stream) {
 /// Allocates, maps or frees.
 #[inline]
 pub fn resource(work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     work()
 }
 
@@ -130,9 +136,9 @@ pub fn upload(
     per_thread: bool,
     work: impl FnOnce() -> Status,
 ) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     // SAFETY: the driver reads the flags, the first member, too.
     if !parameters.is_null() && unsafe { *parameters.cast::<u64>() } & GRAPH_UPLOAD != 0 {
         streams::mark(place, Stream::inside(parameters, offset, per_thread));
@@ -142,10 +148,10 @@ pub fn upload(
 
 /// Destroys a stream.
 pub fn stream_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
     let is_capturing = captures::is_capturing(stream);
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     let _alive = Alive::hold();
     if !is_capturing && let Some(driver) = Driver::get() {
         streams::leave_orphan(driver, place, stream);
@@ -160,9 +166,9 @@ pub fn stream_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
 
 /// Loads or unloads code.
 pub fn birth(work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
-    let _admitted = Admitted::enter(place.lane, Kind::Birth, &frame);
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Birth, &frame);
     work()
 }
 
@@ -173,12 +179,12 @@ pub fn context_birth(
     is_primary: bool,
     work: impl FnOnce() -> Status,
 ) -> Status {
-    let frame = Frame::new();
-    if thread::is_inside(&frame) {
+    let (thread, frame) = (thread::current(), Frame::new());
+    if thread.is_inside(&frame) {
         return work();
     }
     let Some(lane) = lane::of_ordinal(ordinal) else { return work() };
-    let admitted = Admitted::enter(lane, Kind::Birth, &frame);
+    let admitted = Admitted::enter(thread, lane, Kind::Birth, &frame);
     let result = work();
     drop(admitted);
     if result == status::SUCCESS {
@@ -187,7 +193,7 @@ pub fn context_birth(
             lane.primary.store(unsafe { *made.cast::<usize>() }, Ordering::Relaxed);
         }
         // Most of these make it the thread's current one.
-        thread::forget();
+        thread.forget();
         lane.start_helper();
     }
     result
@@ -195,9 +201,9 @@ pub fn context_birth(
 
 /// Ends a context.
 pub fn context_death(context: *mut c_void, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame) else { return work() };
-    let _admitted = Admitted::enter(place.lane, Kind::Birth, &frame);
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame) else { return work() };
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Birth, &frame);
     let _alive = Alive::hold();
     let result = work();
     if result == status::SUCCESS {
@@ -209,12 +215,12 @@ pub fn context_death(context: *mut c_void, work: impl FnOnce() -> Status) -> Sta
 
 /// Ends the primary context of a device, if nobody else uses it.
 pub fn primary_death(ordinal: i32, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    if thread::is_inside(&frame) {
+    let (thread, frame) = (thread::current(), Frame::new());
+    if thread.is_inside(&frame) {
         return work();
     }
     let Some(lane) = lane::of_ordinal(ordinal) else { return work() };
-    let _admitted = Admitted::enter(lane, Kind::Birth, &frame);
+    let _admitted = Admitted::enter(thread, lane, Kind::Birth, &frame);
     let _alive = Alive::hold();
     let result = work();
     let (mut flags, mut active) = (0, 1);
@@ -232,11 +238,11 @@ pub fn primary_death(ordinal: i32, work: impl FnOnce() -> Status) -> Status {
 
 /// Begins a capture.
 pub fn capture_begin(stream: Stream, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    let Some(place) = place(&frame).filter(|_| !captures::is_capturing(stream)) else {
+    let (thread, frame) = (thread::current(), Frame::new());
+    let Some(place) = place(thread, &frame).filter(|_| !captures::is_capturing(stream)) else {
         return work();
     };
-    let _admitted = Admitted::enter(place.lane, Kind::Submission, &frame);
+    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     let Some(driver) = Driver::get() else { return work() };
     note_tail(place, stream);
     captures::begin(driver, stream);
@@ -249,8 +255,8 @@ pub fn capture_begin(stream: Stream, work: impl FnOnce() -> Status) -> Status {
 
 /// Ends a capture.
 pub fn capture_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
-    let frame = Frame::new();
-    if thread::is_inside(&frame) {
+    let (thread, frame) = (thread::current(), Frame::new());
+    if thread.is_inside(&frame) {
         return work();
     }
     let result = work();
@@ -264,7 +270,7 @@ pub fn capture_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
 /// Changes the thread's context.
 pub fn context_change(work: impl FnOnce() -> Status) -> Status {
     let result = work();
-    thread::forget();
+    thread::current().forget();
     result
 }
 
@@ -277,10 +283,11 @@ pub fn wait(work: impl FnOnce() -> Status) -> Status {
             self.0.device_waits.fetch_sub(1, Ordering::Relaxed);
         }
     }
-    let frame = Frame::new();
-    let _waiting = place(&frame).and_then(|place| place.lane.submitter()).map(|submitter| {
-        submitter.device_waits.fetch_add(1, Ordering::Relaxed);
-        Waiting(submitter)
-    });
+    let (thread, frame) = (thread::current(), Frame::new());
+    let _waiting =
+        place(thread, &frame).and_then(|place| place.lane.submitter()).map(|submitter| {
+            submitter.device_waits.fetch_add(1, Ordering::Relaxed);
+            Waiting(submitter)
+        });
     work()
 }

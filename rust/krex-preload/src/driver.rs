@@ -62,7 +62,6 @@ functions! {
     event_query = c"cuEventQuery"(Handle);
     event_record = c"cuEventRecord"(Handle, Handle);
     event_record_per_thread = c"cuEventRecord_ptsz"(Handle, Handle);
-    stream_query = c"cuStreamQuery"(Handle);
     stream_get_flags = c"cuStreamGetFlags"(Handle, *mut c_uint);
     stream_is_capturing = c"cuStreamIsCapturing"(Handle, *mut c_int);
     stream_is_capturing_per_thread = c"cuStreamIsCapturing_ptsz"(Handle, *mut c_int);

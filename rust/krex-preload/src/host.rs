@@ -8,6 +8,7 @@ use std::sync::Once;
 
 use krex_core::client;
 use krex_core::error::{Error, Result};
+use krex_core::logging;
 
 /// A process into which the library was loaded: waits are never given up.
 pub struct Preloaded;
@@ -53,12 +54,11 @@ fn own_path() -> Option<PathBuf> {
 pub fn start_log() {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| {
-        let wanted = std::env::var("KREX_LOG").unwrap_or_default();
-        // `level` or `crate=level`, as the other parts of krex take it.
-        let level = wanted.rsplit(['=', ',']).next().and_then(|it| it.parse().ok());
+        // What is wrong with it the launcher has said.
+        let (level, _) = logging::level();
         // It fails only if a log was started before, in this library: never.
         let _ = log::set_logger(&StandardError);
-        log::set_max_level(level.unwrap_or(log::LevelFilter::Warn));
+        log::set_max_level(level);
     });
 }
 
@@ -70,8 +70,7 @@ impl log::Log for StandardError {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        let (pid, level) = (std::process::id(), record.level());
-        let line = format!("krex[{pid}] {level}: {}\n", record.args());
+        let line = logging::line(record) + "\n";
         // There is nobody to tell if that cannot be written.
         let _ = std::io::stderr().write_all(line.as_bytes());
     }

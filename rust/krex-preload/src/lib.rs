@@ -7,7 +7,8 @@
 //! * `calls`: what a wrapper does around the driver's function;
 //! * `thread`: what is known of the calling thread; `lane`: of this process on one device;
 //! * `streams` and `captures`: what may still run, and what is only recorded;
-//! * `helper`: the thread that drains.
+//! * `helper`: the thread that drains;
+//! * `unwind`: what lets a thread be cancelled inside of a wrapper.
 //!
 //! Nothing happens when the library is loaded: it has no constructors. Whatever goes wrong in it,
 //! the program goes on as without it.
@@ -22,4 +23,5 @@ mod lookup;
 mod resolver;
 mod streams;
 mod thread;
+mod unwind;
 mod wrappers;

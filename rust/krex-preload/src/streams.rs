@@ -237,21 +237,17 @@ pub fn contexts(device: usize) -> Vec<usize> {
     contexts
 }
 
-/// Records an event behind what is on the stream now; the stream's context is current. `None` if
-/// there is nothing on it.
+/// Records an event behind what is on the stream now; the stream's context is current. The stream
+/// is not asked first: in the program's own thread and capture mode that would break a capture.
 pub fn record_tail(driver: &Driver, stream: Stream) -> Option<usize> {
     let mut event = std::ptr::null_mut();
     let record = match stream.is_per_thread() {
         true => driver.event_record_per_thread,
         false => driver.event_record,
     };
-    // SAFETY: cuStreamQuery(CUstream), cuEventCreate(CUevent *, unsigned int) and
-    // cuEventRecord(CUevent, CUstream): a stream that the program is about to use, and a variable
-    // that lives through the call.
+    // SAFETY: cuEventCreate(CUevent *, unsigned int) and cuEventRecord(CUevent, CUstream): a stream
+    // that the program is about to use, and a variable that lives through the call.
     unsafe {
-        if !stream.is_per_thread() && (driver.stream_query)(stream.handle()) == status::SUCCESS {
-            return None;
-        }
         if (driver.event_create)(&raw mut event, EVENT_DISABLE_TIMING) != status::SUCCESS {
             return None;
         }

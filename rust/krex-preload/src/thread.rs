@@ -19,7 +19,7 @@ pub struct Place {
 
 /// State of one thread. It needs no initialisation and no destructor, so that it can be used at
 /// any moment of a thread's life.
-struct Thread {
+pub struct Thread {
     /// The address of the outermost [`Frame`]; zero: outside of any wrapped call.
     inside: Cell<usize>,
     /// What [`Frame::mark`] has to hold for the frame to be that of the call.
@@ -60,92 +60,94 @@ impl Frame {
     }
 }
 
-/// Whether the calling thread is inside a wrapped call already, as seen from `frame`, which is
-/// deeper in its stack then.
+/// The calling thread's state; found once for each call, since that takes a while.
 #[inline]
-pub fn is_inside(frame: &Frame) -> bool {
-    THREAD.with(|thread| {
-        let outer = thread.inside.get();
-        outer != 0 && is_below(thread, outer, frame)
-    })
+pub fn current() -> &'static Thread {
+    // SAFETY: the variable has no destructor, so it is there for as long as the thread runs; and a
+    // reference to it cannot leave the thread, because of its cells.
+    unsafe { &*THREAD.with(ptr::from_ref) }
 }
 
-#[cold]
-fn is_below(thread: &Thread, outer: usize, frame: &Frame) -> bool {
-    if frame.address() >= outer {
-        return false;
+impl Thread {
+    /// Whether the thread is inside a wrapped call already, as seen from `frame`, which is deeper
+    /// in its stack then.
+    #[inline]
+    pub fn is_inside(&self, frame: &Frame) -> bool {
+        let outer = self.inside.get();
+        outer != 0 && self.is_below(outer, frame)
     }
-    // SAFETY: stacks grow downwards, so `outer` lies within this thread's stack, above the frame
-    // that is running: readable memory, aligned as a `Frame` was. What it holds now is compared
-    // only. (A signal handler on a stack of its own below is no exception: the thread's stack is
-    // there, too.)
-    let mark = unsafe { ptr::read_volatile(outer as *const u64) };
-    mark == thread.mark.get()
-}
 
-/// Notes that the thread is inside a wrapped call from here on.
-#[inline]
-pub fn go_inside(frame: &Frame) {
-    THREAD.with(|thread| {
+    #[cold]
+    fn is_below(&self, outer: usize, frame: &Frame) -> bool {
+        if frame.address() >= outer {
+            return false;
+        }
+        // SAFETY: stacks grow downwards, so `outer` lies within this thread's stack, above the
+        // frame that is running: readable memory, aligned as a `Frame` was. What it holds now is
+        // compared only. (A signal handler on a stack of its own below is no exception: the
+        // thread's stack is there, too.)
+        let mark = unsafe { ptr::read_volatile(outer as *const u64) };
+        mark == self.mark.get()
+    }
+
+    /// Notes that the thread is inside a wrapped call from here on.
+    #[inline]
+    pub fn go_inside(&self, frame: &Frame) {
         // Never the same twice in one place, so that what an earlier call left there is not it.
-        let mark = thread.mark.get().wrapping_add(0x9e37_79b9_7f4a_7c15) | 1;
-        thread.mark.set(mark);
+        let mark = self.mark.get().wrapping_add(0x9e37_79b9_7f4a_7c15) | 1;
+        self.mark.set(mark);
         frame.mark.set(mark);
-        thread.inside.set(frame.address());
-    });
-}
+        self.inside.set(frame.address());
+    }
 
-/// Notes that it is outside again. Returns false if that was noticed before.
-#[inline]
-pub fn go_outside(frame: &Frame) -> bool {
-    THREAD.with(|thread| {
+    /// Notes that it is outside again. Returns false if that was noticed before.
+    #[inline]
+    pub fn go_outside(&self, frame: &Frame) -> bool {
         frame.mark.set(0);
-        let is_ours = thread.inside.get() == frame.address();
+        let is_ours = self.inside.get() == frame.address();
         if is_ours {
-            thread.inside.set(0);
+            self.inside.set(0);
         }
         is_ours
-    })
-}
+    }
 
-/// The thread's current context and the lane of its device; `None` outside of krex, or without a
-/// context.
-#[inline]
-pub fn place() -> Option<Place> {
-    THREAD.with(|thread| {
+    /// The thread's current context and the lane of its device; `None` outside of krex, or without
+    /// a context.
+    #[inline]
+    pub fn place(&self) -> Option<Place> {
         // Acquire: partner of the Release in `forget_all`.
-        if thread.epoch.get() == EPOCH.load(Ordering::Acquire) {
+        if self.epoch.get() == EPOCH.load(Ordering::Acquire) {
             // SAFETY: the pointer is null or came from a lane, which is never freed.
-            if let Some(lane) = unsafe { thread.lane.get().as_ref() }
+            if let Some(lane) = unsafe { self.lane.get().as_ref() }
                 && lane.is_usable()
             {
-                return Some(Place { context: thread.context.get(), lane });
+                return Some(Place { context: self.context.get(), lane });
             }
         }
-        find_place(thread)
-    })
-}
-
-#[cold]
-fn find_place(thread: &Thread) -> Option<Place> {
-    if lane::is_resting() {
-        return None;
+        self.find_place()
     }
-    // Before the look: what ends meanwhile makes it look again.
-    let epoch = EPOCH.load(Ordering::Acquire);
-    let (context, ordinal) = Driver::get()?.current()?;
-    let lane = lane::of_ordinal(ordinal)?;
-    lane.start_helper();
-    thread.context.set(context);
-    thread.lane.set(lane);
-    thread.epoch.set(epoch);
-    Some(Place { context, lane })
-}
 
-/// The calling thread's context may be another one.
-#[inline]
-pub fn forget() {
-    THREAD.with(|thread| thread.epoch.set(0));
+    #[cold]
+    fn find_place(&self) -> Option<Place> {
+        if lane::is_resting() {
+            return None;
+        }
+        // Before the look: what ends meanwhile makes it look again.
+        let epoch = EPOCH.load(Ordering::Acquire);
+        let (context, ordinal) = Driver::get()?.current()?;
+        let lane = lane::of_ordinal(ordinal)?;
+        lane.start_helper();
+        self.context.set(context);
+        self.lane.set(lane);
+        self.epoch.set(epoch);
+        Some(Place { context, lane })
+    }
+
+    /// The thread's context may be another one.
+    #[inline]
+    pub fn forget(&self) {
+        self.epoch.set(0);
+    }
 }
 
 /// Any thread's may.

@@ -61,14 +61,13 @@ pub fn without_interpreter<T: Send>(
 
 /// Log messages go to standard error, if `KREX_LOG` asks for any.
 pub fn start_log() {
+    use std::io::Write;
+    let (level, problem) = krex_core::logging::level();
     let mut builder = env_logger::Builder::new();
-    builder.parse_env(env_logger::Env::new().filter_or("KREX_LOG", "warn"));
-    builder.format(|buffer, record| {
-        use std::io::Write;
-        let pid = std::process::id();
-        let time = krex_core::clock::seconds(krex_core::clock::now());
-        writeln!(buffer, "krex[{pid}] {time:.6} {}: {}", record.level(), record.args())
-    });
+    builder.filter_level(level);
+    builder.format(|buffer, record| writeln!(buffer, "{}", krex_core::logging::line(record)));
     // It fails only if a log was started before.
-    let _ = builder.try_init();
+    if let (Ok(()), Some(problem)) = (builder.try_init(), problem) {
+        log::warn!("{problem}");
+    }
 }

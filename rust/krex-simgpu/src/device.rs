@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use crate::settings::Settings;
 use crate::shared::DEVICES;
+use crate::status::{INVALID_DEVICE, NO_DEVICE, Outcome};
 
 /// A device, as `CUDA_VISIBLE_DEVICES` leaves it visible.
 #[derive(Debug)]
@@ -33,20 +34,26 @@ fn uuid_text(index: usize) -> String {
     text
 }
 
-/// The visible devices, in order. The list ends before its first entry that names no device; a
-/// device that is named twice makes it empty.
-pub fn visible(settings: &Settings) -> Vec<Visible> {
+/// The visible devices, in order, at least one. The list ends before its first entry that names no
+/// device.
+///
+/// # Errors
+/// `NO_DEVICE`: there is none; `INVALID_DEVICE`: one is named twice.
+pub fn visible(settings: &Settings) -> Outcome<Vec<Visible>> {
     let count = settings.devices.min(DEVICES);
     let all = (0..count).map(uuid_text).collect::<Vec<_>>();
     let indices = match &settings.visible {
         None => (0..count).collect(),
-        Some(list) => chosen(list, &all),
+        Some(list) => chosen(list, &all)?,
     };
+    if indices.is_empty() {
+        return Err(NO_DEVICE);
+    }
     let device = |index| Visible { index, name: CString::from(c"krex simgpu"), uuid: uuid(index) };
-    indices.into_iter().map(device).collect()
+    Ok(indices.into_iter().map(device).collect())
 }
 
-fn chosen(list: &str, all: &[String]) -> Vec<usize> {
+fn chosen(list: &str, all: &[String]) -> Outcome<Vec<usize>> {
     let mut indices = Vec::new();
     for entry in list.split(',').map(str::trim) {
         let index = if entry.starts_with("GPU-") {
@@ -58,11 +65,11 @@ fn chosen(list: &str, all: &[String]) -> Vec<usize> {
         };
         let Some(index) = index else { break };
         if indices.contains(&index) {
-            return Vec::new();
+            return Err(INVALID_DEVICE);
         }
         indices.push(index);
     }
-    indices
+    Ok(indices)
 }
 
 /// A `CUdevice_attribute`; 0 for those that a plain compute device lacks.
@@ -114,11 +121,11 @@ mod tests {
     fn devices_are_chosen_by_index_and_by_identifier() {
         let all: Vec<String> = (0..4).map(uuid_text).collect();
         assert_eq!(all[1], "GPU-6b726578-2d73-696d-6770-750000000001");
-        assert_eq!(chosen("2,0", &all), [2, 0]);
-        assert_eq!(chosen(&all[3], &all), [3]);
-        assert_eq!(chosen("1,7,2", &all), [1]);
-        assert_eq!(chosen("", &all), [0; 0]);
-        assert_eq!(chosen("1,1", &all), [0; 0]);
-        assert_eq!(chosen("GPU-6b726578", &all), [0; 0]);
+        assert_eq!(chosen("2,0", &all), Ok(vec![2, 0]));
+        assert_eq!(chosen(&all[3], &all), Ok(vec![3]));
+        assert_eq!(chosen("1,7,2", &all), Ok(vec![1]));
+        assert_eq!(chosen("", &all), Ok(vec![]));
+        assert_eq!(chosen("1,1", &all), Err(INVALID_DEVICE));
+        assert_eq!(chosen("GPU-6b726578", &all), Ok(vec![]));
     }
 }

@@ -11,7 +11,7 @@ use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::state::State;
 use crate::status::{
-    INVALID_CONTEXT, INVALID_VALUE, NO_DEVICE, NOT_INITIALIZED, Outcome, SUCCESS, Status, UNKNOWN,
+    INVALID_CONTEXT, INVALID_VALUE, NOT_INITIALIZED, Outcome, SUCCESS, Status, UNKNOWN,
 };
 use crate::system::NoCancel;
 use crate::{device, engine, graph, system};
@@ -113,10 +113,7 @@ pub fn initialise() -> Outcome {
     }
     let driver = DRIVER.get_or_init(|| {
         let settings = Settings::from_environment();
-        let devices = device::visible(&settings);
-        if devices.is_empty() {
-            return Err(NO_DEVICE);
-        }
+        let devices = device::visible(&settings)?;
         let shared = Arc::new(Shared::open(&settings)?);
         let journal = Arc::new(Journal::open(&settings));
         let state = State::new(&settings, devices, Arc::clone(&shared), Arc::clone(&journal));

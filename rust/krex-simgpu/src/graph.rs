@@ -1,6 +1,8 @@
 //! Graphs, and the captures that make them.
 
-use crate::stream::Action;
+use std::sync::Arc;
+
+use crate::stream::{Action, Mark};
 
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -37,6 +39,8 @@ impl Graph {
 pub struct Executable {
     pub graph: Graph,
     pub context: usize,
+    /// The end of its last launch, for which the next one waits.
+    pub last: Option<Arc<Mark>>,
 }
 
 /// `CUstreamCaptureMode`; between the two is the thread-local one.

@@ -212,13 +212,18 @@ impl State {
             self.earlier[device] = Some((now, position));
             let streams = self.streams.values().filter(|it| it.device == device);
             let busy = streams.filter(|it| it.running.is_some() || !it.queue.is_empty());
-            let (mut end, mut next) = (position, f64::INFINITY);
+            let (mut end, mut next, mut runs) = (position, f64::INFINITY, false);
             for stream in busy {
                 end = end.max(stream.work_end(position));
                 next = next.min(stream.running.unwrap_or(f64::INFINITY));
+                runs |= stream.running.is_some();
                 if matches!(stream.queue.front(), Some(Operation { action: Action::Poll(_), .. })) {
                     deadline = deadline.min(now + LOOK);
                 }
+            }
+            if !runs {
+                // All of it waits for something else than the device.
+                end = position;
             }
             // What ended already is left as it is: nobody counts it any more.
             if end > position || clock.own_end > position {

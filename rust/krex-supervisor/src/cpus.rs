@@ -1,5 +1,8 @@
 //! The supervisor's part in reserved CPUs: keeping tenants off, and putting holders' masks right.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use krex_core::affinity::{self, CpuSet};
 use krex_core::clock::{self, MILLISECOND};
 use krex_core::freezer::ProcessTable;
@@ -13,6 +16,8 @@ use krex_core::word::Isolation;
 /// take long to bear it.
 const SETTLING: u64 = 500 * MILLISECOND;
 const LOOK_AGAIN: u64 = 20 * MILLISECOND;
+/// For how long one keeps others off before one looks at the gates again.
+const AT_A_TIME: u64 = 2 * MILLISECOND;
 
 use crate::charge::Progress;
 use crate::worker::Worker;
@@ -51,7 +56,12 @@ impl Worker<'_> {
         self.wake_at(next);
     }
 
-    /// Keeps tenants off reserved CPUs that are new, or for which some are; and itself, too.
+    fn is_settling(&self, slot: usize) -> bool {
+        self.segment.tenants[slot].isolation().stage() == Isolation::Settling
+    }
+
+    /// Keeps tenants off reserved CPUs that are new, or for which some are; and itself, too. Not
+    /// all at once: nobody who rings waits for longer than one of them takes.
     pub(crate) fn keep_off_reserved(&mut self, processes: &mut ProcessTable) {
         let fingerprint = reservation::fingerprint(self.segment);
         if fingerprint != self.reserved.0 {
@@ -65,11 +75,21 @@ impl Worker<'_> {
         if self.reserved.1.is_empty() {
             return;
         }
+        let doorbell = &self.segment.supervisors[self.slot].doorbell;
+        let mut until = None;
         for (slot, charge) in &mut self.charges {
             // What is frozen gives itself no other mask, and the holder is in a hurry.
-            let is_due = charge.kept_off != fingerprint && charge.progress == Progress::Running;
-            if is_due && keep_off::keep_off(self.segment, *slot, &self.reserved.1, processes) {
+            if charge.kept_off == fingerprint || charge.progress != Progress::Running {
+                continue;
+            }
+            let rung = || doorbell.load(Ordering::SeqCst) != self.rung;
+            if until.is_some_and(|until| rung() || clock::now() > until) {
+                self.next = 0; // The gates first; the others come with the next round.
+                return;
+            }
+            if keep_off::keep_off(self.segment, *slot, &self.reserved.1, processes) {
                 charge.kept_off = fingerprint;
+                until = until.or(Some(clock::now() + AT_A_TIME));
             }
         }
     }
@@ -77,6 +97,11 @@ impl Worker<'_> {
     /// Nobody is kept off any CPU any more: krex is taken out of use.
     pub(crate) fn give_cpus_back(&mut self) {
         self.restore_masks();
+        // What is being born appears while the others are still here to look for it.
+        while self.charges.keys().any(|slot| self.is_settling(*slot)) {
+            self.settle_masks();
+            std::thread::sleep(Duration::from_nanos(LOOK_AGAIN));
+        }
         let off = reservation::of_all(self.segment);
         let mut processes = ProcessTable::default();
         for slot in self.charges.keys() {

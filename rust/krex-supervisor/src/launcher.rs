@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
+use krex_core::budget;
 use krex_core::client::{self, Host, SLICE, Watch};
 use krex_core::device;
 use krex_core::freezer::Choice;
@@ -51,6 +52,8 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     };
     crate::start_log(None);
     let command = find(&options.command[0])?;
+    // Else the command would be told at its first region, perhaps minutes later.
+    budget::max_closed().map_err(Exit::usage)?;
     for device in &mut options.devices {
         *device = resolve(device)?;
     }
@@ -58,7 +61,9 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     let directory = runtime_dir().map_err(Exit::failed)?;
     let segment = Segment::open_or_create(&directory).map_err(Exit::failed)?;
     let identity = Identity::of_self().map_err(Exit::failed)?;
-    let (supervisor, reference) = register(&segment, &identity, &options, &host)?;
+    // Before it is registered: from then on a region may count it among its siblings.
+    let preloaded = crate::preload::set(&host.program);
+    let (supervisor, reference) = register(&segment, &identity, &options, &host, preloaded)?;
     keep_off::keep_self_off(&segment, reference.slot);
     wait_for_admission(&segment, &identity, supervisor, reference, &host);
     krex_core::hooks::fault("admitted");
@@ -72,12 +77,6 @@ pub fn run(words: Vec<OsString>) -> Result<(), Exit> {
     if krex_core::hooks::sabotaged("sigpipe") {
         // SAFETY: SIG_IGN runs no code of ours.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    }
-    if crate::preload::set(&host.program)
-        && let Some(tenant) = tenant::resolve(&segment, reference)
-    {
-        // Relaxed: nothing of the command has run yet.
-        tenant.preloaded.store(1, Ordering::Relaxed);
     }
     let error = execute(&command, &options.command);
     // Nothing of it ran: the slot is given back at once.
@@ -107,6 +106,7 @@ fn register(
     identity: &Identity,
     options: &Options,
     host: &Native,
+    preloaded: bool,
 ) -> Result<(usize, Reference), Exit> {
     let known = supervision::find(segment, identity);
     let parent = tenant::find_own(segment, known, identity);
@@ -138,6 +138,7 @@ fn register(
     {
         // `krex run krex run COMMAND`: this process is a tenant already. The inner one's word
         // counts where it says something.
+        tenant.preloaded.fetch_or(preloaded.into(), Ordering::Relaxed);
         tenant.devices.store(mask, Ordering::SeqCst);
         tenant.default_device.store(default_device.map_or(0, |it| it as u64 + 1), Ordering::SeqCst);
         tenant.name.set(name.as_bytes());
@@ -157,6 +158,7 @@ fn register(
         freezer: Choice::from_environment().map_err(Exit::usage)?,
         time_limit,
         on_stuck: options.kill_stuck,
+        preloaded,
         attached: false,
     };
     client::register_supervised(segment, identity, host, &registration).map_err(Exit::failed)

@@ -94,16 +94,15 @@ pub fn own_path() -> Result<PathBuf, Exit> {
 
 /// Sends log messages to standard error, or to `file`, if `KREX_LOG` asks for any.
 pub fn start_log(file: Option<std::fs::File>) {
+    let (level, problem) = krex_core::logging::level();
     let mut builder = env_logger::Builder::new();
-    builder.parse_env(env_logger::Env::new().filter_or("KREX_LOG", "warn"));
+    builder.filter_level(level);
     if let Some(file) = file {
         builder.target(env_logger::Target::Pipe(Box::new(file)));
     }
-    let pid = std::process::id();
-    builder.format(move |buffer, record| {
-        let time = krex_core::clock::seconds(krex_core::clock::now());
-        writeln!(buffer, "krex[{pid}] {time:.6} {}: {}", record.level(), record.args())
-    });
+    builder.format(|buffer, record| writeln!(buffer, "{}", krex_core::logging::line(record)));
     // It fails only if a log was started before.
-    let _ = builder.try_init();
+    if let (Ok(()), Some(problem)) = (builder.try_init(), problem) {
+        log::warn!("{problem}");
+    }
 }

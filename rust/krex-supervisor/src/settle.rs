@@ -218,15 +218,12 @@ impl Worker<'_> {
             .charges
             .get(&slot)
             .is_some_and(|it| matches!(it.progress, Progress::Frozen { .. }));
-        if is_frozen
+        // Frozen since it was drained for the last holder. What it counts in flight now it was
+        // frozen in the middle of being turned back with.
+        let was_drained = is_frozen
             && ack.tenure + 1 == word.tenure()
             && ack.stage >= Stage::Settled
-            && matches!(ack.drained, Drained::Idle | Drained::Counted)
-        {
-            // Frozen since it was drained for the last holder. What it counts in flight now it was
-            // frozen in the middle of being turned back with.
-            return Some(Drained::Idle);
-        }
+            && !matches!(ack.drained, Drained::No | Drained::TimedOut);
         let holder = self.segment.tenants.get(word.holder())?;
         // It may be of a later tenure by now; then this one is over.
         let deadline = holder.holding.drain_deadline.load(Ordering::Acquire);
@@ -247,7 +244,7 @@ impl Worker<'_> {
                 timed_out |= answer.outcome == DrainOutcome::Incomplete;
             }
             // The counts first: only what has returned from the driver is on a stream.
-            let is_inside = submitter.in_flight() > 0;
+            let is_inside = submitter.in_flight() > 0 && !was_drained;
             let is_dirty = || {
                 submitter.covers(coverage::DRAINS)
                     && !hooks::sabotaged("drain_streams")

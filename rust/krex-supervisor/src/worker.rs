@@ -62,6 +62,8 @@ pub struct Worker<'a> {
     pub(crate) unused_since: Option<u64>,
     /// What is reserved for all devices together, as of the fingerprint of the reservations.
     pub(crate) reserved: (u64, CpuSet),
+    /// The doorbell before this round.
+    pub(crate) rung: u64,
     /// Bit i: something was acknowledged for device i in this round.
     pub(crate) acknowledged: u64,
     /// When this round wants the next one.
@@ -99,6 +101,7 @@ impl<'a> Worker<'a> {
             deserted_at: 0,
             unused_since: None,
             reserved: (0, CpuSet::default()),
+            rung: 0,
             acknowledged: 0,
             next: 0,
         })
@@ -117,7 +120,7 @@ impl<'a> Worker<'a> {
         let doorbell = &self.segment.supervisors[self.slot].doorbell;
         loop {
             // SeqCst, and before the round: a ring that comes during it ends the wait at once.
-            let rung = doorbell.load(Ordering::SeqCst);
+            self.rung = doorbell.load(Ordering::SeqCst);
             if self.exits.keeper.load(Ordering::Acquire) {
                 return End::KeeperDied;
             }
@@ -134,7 +137,7 @@ impl<'a> Worker<'a> {
             }
             let pause = self.next.saturating_sub(clock::now());
             if pause > 0 {
-                sync::wait(doorbell, rung, Duration::from_nanos(pause));
+                sync::wait(doorbell, self.rung, Duration::from_nanos(pause));
             }
         }
     }

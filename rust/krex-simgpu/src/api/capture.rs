@@ -275,9 +275,6 @@ stream_entry! { Unlocked cuStreamEndCapture, cuStreamEndCapture_ptsz(
     put_if_wanted(graph, 0);
     let handle = state.stream(stream)?.capture.ok_or(ILLEGAL_STATE)?;
     let capture = state.captures.get(&handle).ok_or(ILLEGAL_STATE)?;
-    if capture.mode != graph::RELAXED && capture.thread != system::thread_id() {
-        return Err(STREAM_CAPTURE_WRONG_THREAD);
-    }
     if capture.origin != stream {
         invalidate(&mut state, handle);
         return Err(STREAM_CAPTURE_UNMATCHED);
@@ -288,6 +285,10 @@ stream_entry! { Unlocked cuStreamEndCapture, cuStreamEndCapture_ptsz(
         stream.tail.clear();
     }
     let capture = state.captures.remove(&handle).ok_or(ILLEGAL_STATE)?;
+    // Another thread may not end it, and does.
+    if capture.mode != graph::RELAXED && capture.thread != system::thread_id() {
+        return Err(STREAM_CAPTURE_WRONG_THREAD);
+    }
     if capture.is_invalid {
         return Err(STREAM_CAPTURE_INVALIDATED);
     }

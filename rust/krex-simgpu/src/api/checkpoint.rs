@@ -5,7 +5,9 @@ use std::sync::atomic::Ordering;
 use super::{entry, put};
 use crate::driver::Call;
 use crate::shared::Slot;
-use crate::status::{ILLEGAL_STATE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome};
+use crate::status::{
+    ILLEGAL_STATE, INVALID_VALUE, NOT_INITIALIZED, NOT_READY, NOT_SUPPORTED, Outcome,
+};
 use crate::system;
 
 /// The first version of CUDA whose driver has it.
@@ -26,7 +28,7 @@ where
     }
     call.driver.shared.look_for_dead();
     let process = u32::try_from(process).map_err(|_| INVALID_VALUE)?;
-    call.driver.shared.slot_of(process).ok_or(INVALID_VALUE)
+    call.driver.shared.slot_of(process).ok_or(NOT_INITIALIZED)
 }
 
 /// `CUcheckpointLockArgs`.

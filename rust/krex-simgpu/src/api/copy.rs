@@ -31,9 +31,7 @@ impl Copy {
         let (to_place, from_place) = (state.memory.place(to), state.memory.place(from));
         let is_captured = state.stream(resolved)?.capture.is_some();
         if wait {
-            // The same order as when it is submitted: first what the legacy stream forbids.
             capture::forbid_on(&mut state, resolved)?;
-            capture::forbid_unsafe(&mut state)?;
         }
         drop(state);
         let pageable_target = to_place == Place::Pageable;

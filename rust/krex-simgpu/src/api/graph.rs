@@ -1,6 +1,7 @@
 //! Graphs.
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use super::capture::{self, add_node};
 use super::{entry, put, put_if_wanted, stream_entry};
@@ -8,7 +9,7 @@ use crate::driver::Call;
 use crate::graph::{self, Executable, Graph, Node};
 use crate::state::State;
 use crate::status::{INVALID_HANDLE, INVALID_VALUE, Outcome};
-use crate::stream::{Action, Effect, HostCall};
+use crate::stream::{Action, Effect, HostCall, Mark};
 
 entry! { Unlocked cuGraphCreate(place: *mut usize, flags: u32) |call| {
     let _ = flags;
@@ -192,7 +193,7 @@ unsafe fn instantiate(call: &Call, place: *mut usize, graph: usize) -> Outcome {
     let graph = state.graphs.get(&graph).ok_or(INVALID_VALUE)?.clone();
     let handle = state.new_handle();
     call.journal(handle, "instantiate");
-    state.executables.insert(handle, Executable { graph, context: call.context });
+    state.executables.insert(handle, Executable { graph, context: call.context, last: None });
     // SAFETY: null or valid, by the contract of the header.
     unsafe { put(place, handle) }
 }
@@ -261,13 +262,14 @@ entry! { Unlocked cuGraphExecUpdate_v2(
     Ok(())
 } }
 
-/// Launches: the nodes one after the other. Branches that could run side by side don't, which
-/// takes longer and is otherwise as allowed.
+/// Launches behind the last launch of the same: the nodes one after the other. Branches that could
+/// run side by side don't, which takes longer and is otherwise as allowed.
 fn launch(call: &Call, executable: usize, stream: usize, per_thread: bool) -> Outcome {
     let mut state = call.lock();
     let stream = super::stream::resolve(call, &mut state, stream, per_thread)?;
     let found = state.executables.get(&executable).ok_or(INVALID_VALUE)?;
-    let (context, nodes) = (found.context, found.graph.nodes.clone());
+    let (context, last) = (found.context, found.last.clone());
+    let nodes = found.graph.nodes.clone();
     if context != state.stream(stream)?.context {
         return Err(INVALID_VALUE);
     }
@@ -279,11 +281,19 @@ fn launch(call: &Call, executable: usize, stream: usize, per_thread: bool) -> Ou
         }
         return Ok(());
     }
+    if let Some(last) = last {
+        state.enqueue(stream, Action::Wait(last))?;
+    }
     for mut action in nodes.into_iter().filter_map(|it| it.action) {
         if call.faults.hang && action.work() > 0.0 {
             action = Action::Work(f64::INFINITY, Effect::Nothing);
         }
         state.enqueue(stream, action)?;
+    }
+    let end = Arc::new(Mark::default());
+    state.enqueue(stream, Action::Record(Arc::clone(&end)))?;
+    if let Some(executable) = state.executables.get_mut(&executable) {
+        executable.last = Some(end);
     }
     call.kick(&mut state);
     Ok(())

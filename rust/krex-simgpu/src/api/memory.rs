@@ -118,6 +118,9 @@ unsafe fn allocate_async(
     let mut state = call.lock();
     let resolved = super::stream::resolve(call, &mut state, stream, per_thread)?;
     let context = state.stream(resolved)?.context;
+    if state.stream(resolved)?.capture.is_none() {
+        capture::forbid_unsafe(&mut state)?;
+    }
     let device = state.context(context)?.device;
     let address = state.memory.allocate(bytes, device, context, Place::Device)?;
     drop(state);

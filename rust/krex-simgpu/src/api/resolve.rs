@@ -71,7 +71,8 @@ unsafe fn resolve(
         put_if_wanted(status, found.map_or_else(|it| it, |_| FOUND));
         put(place, found.unwrap_or(0) as *mut c_void)?;
     }
-    found.map(drop).map_err(|_| NOT_FOUND)
+    // Whoever asks for the status is told there, and only there.
+    if status.is_null() { found.map(drop).map_err(|_| NOT_FOUND) } else { Ok(()) }
 }
 
 #[unsafe(no_mangle)]
