@@ -45,7 +45,10 @@ def krex(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     [
         ([], "a subcommand is missing: one of run, status, doctor, evict, recover, bench"),
         (["statsu"], "unknown subcommand 'statsu'; did you mean 'status'?"),
-        (["x\ny"], "unknown subcommand 'x\\ny'; there are run, status, doctor, evict, recover,"),
+        (
+            ["x\ny"],
+            "unknown subcommand 'x\\ny'; there are run, status, doctor, evict, recover, bench",
+        ),
         (["status", "--jsno"], "unrecognized arguments: --jsno"),
         (["status", "a\nb"], "unrecognized arguments: a\\nb"),
         (["recover", "--pur"], "unrecognized arguments: --pur"),
