@@ -333,6 +333,8 @@ FIELDS = {
     "pending_at_exit_s": float,
     "submissions": int,
     "streams": int,
+    "gpu": type(None),
+    "clocks": type(None),
     "siblings": tuple,
     "verdict": str,
     "reasons": tuple,
@@ -402,7 +404,7 @@ def bad_arguments() -> None:
     for priority in (-129, 128, 10**6):
         with raises(ValueError, "priority", str(priority)), region.critical(priority=priority):
             pass
-    for device in ("gpu", "", "cpu:", "cpu:a b", "0", "cpu:\n", "gate:x"):
+    for device in ("gpu", "", "cpu:", "cpu:a b", "-1", "cpu:\n", "gate:x"):
         with raises(krex.UnknownDevice, "cpu:NAME"), region.critical(device):
             pass
         with raises(krex.UnknownDevice, "cpu:NAME"), krex.submission(device):

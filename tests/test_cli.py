@@ -43,9 +43,12 @@ def krex(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a subcommand is missing: one of run, status, doctor, recover, bench"),
+        ([], "a subcommand is missing: one of run, status, doctor, evict, recover, bench"),
         (["statsu"], "unknown subcommand 'statsu'; did you mean 'status'?"),
-        (["x\ny"], "unknown subcommand 'x\\ny'; there are run, status, doctor, recover, bench"),
+        (
+            ["x\ny"],
+            "unknown subcommand 'x\\ny'; there are run, status, doctor, evict, recover, bench",
+        ),
         (["status", "--jsno"], "unrecognized arguments: --jsno"),
         (["status", "a\nb"], "unrecognized arguments: a\\nb"),
         (["recover", "--pur"], "unrecognized arguments: --pur"),

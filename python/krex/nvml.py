@@ -162,7 +162,7 @@ def _look(uuid: str) -> _Look:
         return _Look(problem="NVML was not asked, since it had not answered before")
     try:
         import pynvml
-    except ImportError:
+    except Exception:  # Not there, or not what it should be: that must not keep a region.
         _state.unavailable = True
         return _Look()
     limit = LIMIT_S if _state.started else FIRST_LIMIT_S
@@ -175,8 +175,8 @@ def _look(uuid: str) -> _Look:
         return _Look(problem=f"NVML did not answer within {limit:g} s")
     except pynvml.NVMLError as error:
         return _Look(problem=f"NVML says: {error}")
-    except RuntimeError:  # No thread could be started: the interpreter ends, say.
-        return _Look()
+    except Exception as error:  # The binding is an old one, say, or no thread can be started.
+        return _Look(problem=f"NVML could not be asked ({error!r})")
     return _Look(sample, stranger=_krex.strangers(uuid, list(sample.pids)))
 
 

@@ -61,8 +61,11 @@ impl Drop for Region {
     }
 }
 
-/// A region that was entered, and what `krex.nvml` saw of its GPU before.
-type Entered = (Py<Region>, Option<Py<PyAny>>);
+/// A region, and the look at its GPU before it.
+struct Entered {
+    region: Py<Region>,
+    before: Option<Py<PyAny>>,
+}
 
 /// The native half of `krex.region.critical`. A signal handler of Python's can raise before the
 /// first line of any Python function, also of an `__exit__`, which then would leave nothing; it
@@ -73,7 +76,7 @@ pub struct Critical {
     timeout: Option<f64>,
     max_hold: f64,
     drain_timeout: f64,
-    regions: Mutex<Vec<Entered>>,
+    entered: Mutex<Vec<Entered>>,
     report: Mutex<Option<Py<Report>>>,
 }
 
@@ -100,8 +103,8 @@ impl Critical {
             })?,
             label: label.unwrap_or_default(),
         };
-        let (regions, report) = (Mutex::new(Vec::new()), Mutex::new(None));
-        Ok(Self { options, timeout, max_hold, drain_timeout, regions, report })
+        let (entered, report) = (Mutex::new(Vec::new()), Mutex::new(None));
+        Ok(Self { options, timeout, max_hold, drain_timeout, entered, report })
     }
 
     fn __enter__<'py>(slf: Bound<'py, Self>, py: Python<'py>) -> PyResult<Bound<'py, Self>> {
@@ -111,7 +114,7 @@ impl Critical {
         let entered = without_interpreter(py, |host| region::enter(host, &options))?;
         let (epoch, joined) = (entered.epoch(), entered.is_joined());
         let region = Region { epoch, joined, inner: Mutex::new(Some(entered)) };
-        lock(&critical.regions).push((Py::new(py, region)?, before));
+        lock(&critical.entered).push(Entered { region: Py::new(py, region)?, before });
         if let Err(error) = call_all(py, "_entered_callbacks", slf.as_any()) {
             critical.leave(py)?;
             return Err(error);
@@ -148,7 +151,7 @@ impl Critical {
 
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
-        let inside = lock(&self.regions).last().map(|(region, _)| region.get().epoch);
+        let inside = lock(&self.entered).last().map(|it| it.region.get().epoch);
         match inside {
             Some(epoch) => Ok(epoch),
             None => Ok(self.report(py)?.get().epoch),
@@ -158,7 +161,7 @@ impl Critical {
     /// Whether the region that this is in runs within one that was held before.
     #[getter]
     fn joined(&self, py: Python<'_>) -> PyResult<bool> {
-        let inside = lock(&self.regions).last().map(|(region, _)| region.get().joined);
+        let inside = lock(&self.entered).last().map(|it| it.region.get().joined);
         match inside {
             Some(joined) => Ok(joined),
             None => Ok(self.report(py)?.get().joined),
@@ -217,7 +220,7 @@ impl Critical {
     }
 
     fn leave(&self, py: Python<'_>) -> PyResult<Option<Py<Report>>> {
-        let Some((region, before)) = lock(&self.regions).pop() else {
+        let Some(Entered { region, before }) = lock(&self.entered).pop() else {
             let message = "the region was not entered".to_owned();
             return Err(convert::new(py, "RegionError", message));
         };
