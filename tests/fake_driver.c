@@ -46,6 +46,7 @@ status cuEventQuery(handle event) { (void)event; return 0; }
 status cuEventRecord(handle event, handle stream) { (void)event; (void)stream; return 0; }
 status cuEventRecord_ptsz(handle event, handle stream) { (void)event; (void)stream; return 0; }
 status cuStreamQuery(handle stream) { (void)stream; return 0; }
+status cuStreamGetCtx(handle stream, handle *context) { (void)stream; *context = (handle)0x1000; return 0; }
 status cuStreamGetFlags(handle stream, unsigned *flags) { (void)stream; *flags = 1; return 0; }
 status cuStreamIsCapturing(handle stream, int *state) { (void)stream; *state = 0; return 0; }
 status cuStreamIsCapturing_ptsz(handle stream, int *state) { (void)stream; *state = 0; return 0; }
