@@ -116,18 +116,20 @@ def reset() -> None:
     begin()
 
 
-def second_context(flags: int = NON_BLOCKING) -> Any:
-    """Make another context with work on a stream, a destroyed one and the default one."""
+def second_context(capture: bool = False) -> None:
+    """Make another context with work on its streams; one of them is destroyed."""
     context = make_context()
     module = check(driver.cuModuleLoadData(PROGRAM))
     spin = check(driver.cuModuleGetFunction(module, b"spin"))
-    mine = [check(driver.cuStreamCreate(flags)) for _ in range(2)]
+    mine = [check(driver.cuStreamCreate(0 if capture else NON_BLOCKING)) for _ in range(2)]
     arguments = ((50_000_000,), (ctypes.c_uint64,))
     for stream in (*mine, 0):
         check(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
     check(driver.cuStreamDestroy(mine[1]))
-    state.update(second=context, second_stream=mine[0])
-    return context
+    if capture:
+        chosen = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(driver.cuStreamBeginCapture(mine[0], chosen))
+    state.update(second=context)
 
 
 def make_context() -> Any:
@@ -138,15 +140,10 @@ def make_context() -> Any:
         return check(driver.cuCtxCreate(0, state["device"]))
 
 
-def end_second_context(with_current: bool = True, capture: bool = False) -> None:
-    """Make another context with work in it, and end it."""
-    context = second_context(flags=0 if capture else NON_BLOCKING)
-    if capture:
-        chosen = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        check(driver.cuStreamBeginCapture(state["second_stream"], chosen))
+def end_second_context(with_current: bool = True) -> None:
     if not with_current:
         check(driver.cuCtxSetCurrent(0))
-    check(driver.cuCtxDestroy(context))
+    check(driver.cuCtxDestroy(state["second"]))
     check(driver.cuCtxSetCurrent(state["context"]))
 
 
