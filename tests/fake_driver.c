@@ -88,7 +88,7 @@ status cuGetProcAddress_v2(const char *symbol, void **function, int version, uin
   if (!strcmp(symbol, "cuMemsetD16")) *function = (void *)own_memset;
   if (!strcmp(symbol, "cuMemcpyDtoDAsync")) *function = (void *)own_copy;
   if (!strcmp(symbol, "cuLaunchSomethingNew")) *function = (void *)own_copy;
-  return *function ? 0 : 500;
+  return 0;
 }
 
 status cuMemcpyDtoH_v2(void *to, uint64_t from, size_t count) {
