@@ -116,6 +116,59 @@ def reset() -> None:
     begin()
 
 
+def second_context(capture: bool = False) -> None:
+    """Make another context with work on its streams; one of them is destroyed."""
+    context = make_context()
+    module = check(driver.cuModuleLoadData(PROGRAM))
+    spin = check(driver.cuModuleGetFunction(module, b"spin"))
+    mine = [check(driver.cuStreamCreate(0 if capture else NON_BLOCKING)) for _ in range(2)]
+    arguments = ((50_000_000,), (ctypes.c_uint64,))
+    for stream in (*mine, 0):
+        check(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
+    check(driver.cuStreamDestroy(mine[1]))
+    if capture:
+        chosen = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        check(driver.cuStreamBeginCapture(mine[0], chosen))
+    state.update(second=context)
+
+
+def make_context() -> Any:
+    """cuCtxCreate, in whichever form the bindings have it."""
+    try:
+        return check(driver.cuCtxCreate(None, 0, state["device"]))
+    except TypeError:
+        return check(driver.cuCtxCreate(0, state["device"]))
+
+
+def end_second_context(with_current: bool = True) -> None:
+    if not with_current:
+        check(driver.cuCtxSetCurrent(0))
+    check(driver.cuCtxDestroy(state["second"]))
+    check(driver.cuCtxSetCurrent(state["context"]))
+
+
+def record_from_second_context(stream: int) -> None:
+    """Use a stream while another context is current."""
+    event = check(driver.cuEventCreate(0))
+    make_context()
+    check(driver.cuEventRecord(event, streams[stream]))
+    check(driver.cuCtxPopCurrent())
+
+
+def end_capture_elsewhere(stream: int = 0) -> str:
+    """Another thread tries to end a capture; returns what it was told."""
+    said: list[str] = []
+
+    def end() -> None:
+        check(driver.cuCtxSetCurrent(state["context"]))
+        said.append(driver.cuStreamEndCapture(streams[stream])[0].name)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    return said[0]
+
+
 def launch_on_many(count: int, seconds: float) -> None:
     """Launch on so many streams; the last one takes a while."""
     more = [check(driver.cuStreamCreate(NON_BLOCKING)) for _ in range(count)]
@@ -176,8 +229,11 @@ def work_at_random(seed: int, regions: int) -> list[dict[str, Any]]:
     return held
 
 
-def destroy_stream(stream: int) -> None:
+def destroy_stream(stream: int, with_current: bool = True) -> None:
+    if not with_current:
+        check(driver.cuCtxSetCurrent(0))
     check(driver.cuStreamDestroy(streams.pop(stream)))
+    check(driver.cuCtxSetCurrent(state["context"]))
 
 
 def call_all(names: list[tuple[str, int]], done: str) -> None:

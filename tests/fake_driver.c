@@ -46,6 +46,7 @@ status cuEventQuery(handle event) { (void)event; return 0; }
 status cuEventRecord(handle event, handle stream) { (void)event; (void)stream; return 0; }
 status cuEventRecord_ptsz(handle event, handle stream) { (void)event; (void)stream; return 0; }
 status cuStreamQuery(handle stream) { (void)stream; return 0; }
+status cuStreamGetCtx(handle stream, handle *context) { (void)stream; *context = (handle)0x1000; return 0; }
 status cuStreamGetFlags(handle stream, unsigned *flags) { (void)stream; *flags = 1; return 0; }
 status cuStreamIsCapturing(handle stream, int *state) { (void)stream; *state = 0; return 0; }
 status cuStreamIsCapturing_ptsz(handle stream, int *state) { (void)stream; *state = 0; return 0; }
@@ -87,7 +88,7 @@ status cuGetProcAddress_v2(const char *symbol, void **function, int version, uin
   if (!strcmp(symbol, "cuMemsetD16")) *function = (void *)own_memset;
   if (!strcmp(symbol, "cuMemcpyDtoDAsync")) *function = (void *)own_copy;
   if (!strcmp(symbol, "cuLaunchSomethingNew")) *function = (void *)own_copy;
-  return *function ? 0 : 500;
+  return 0;
 }
 
 status cuMemcpyDtoH_v2(void *to, uint64_t from, size_t count) {

@@ -336,14 +336,84 @@ def test_each_device_has_a_gate_of_its_own(machine: Machine) -> None:
         assert [it["name"] for it in first.do("leave")["siblings"]] == []
 
 
-def test_a_destroyed_streams_work_is_drained(machine: Machine, gpu: simgpu.SimGpu) -> None:
+@pytest.mark.parametrize("capture", [False, True], ids=["", "capturing"])
+@pytest.mark.parametrize("with_current", [True, False], ids=["current", "no context"])
+def test_a_context_that_has_ended_is_no_error(
+    machine: Machine, gpu: simgpu.SimGpu, with_current: bool, capture: bool
+) -> None:
+    """Nor does it leave anything behind that is waited for: streams, destroyed ones, captures."""
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    for _ in range(2):
+        tell(sibling, "second_context", capture=capture)
+        tell(sibling, "end_second_context", with_current=with_current)
+        tell(sibling, "launch", seconds=0.1, stream=0)
+        tell(sibling, "launch", seconds=0.1)
+        holder.do("enter", drain_timeout=10)
+        entered = time.monotonic_ns()
+        report = holder.do("leave")
+        assert last_idle(gpu, sibling) < entered
+        assert report["siblings"][0]["drained"] == "streams"
+        assert report["verdict"] == "clean", report["reasons"]
+
+
+def test_a_context_that_ends_after_a_drain(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    """That has made an event in it."""
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    for _ in range(2):
+        tell(sibling, "second_context")
+        assert holder.do("whole", drain_timeout=10)["siblings"][0]["drained"] == "streams"
+        tell(sibling, "launch", seconds=0.1, stream=0)
+        tell(sibling, "end_second_context")
+        assert holder.do("whole", drain_timeout=10)["siblings"][0]["drained"] == "streams"
+
+
+def test_a_stream_used_from_another_context_is_drained(
+    machine: Machine, gpu: simgpu.SimGpu
+) -> None:
+    sibling, device = start(machine, gpu)
+    holder = machine.actor("--device", device)
+    tell(sibling, "launch", seconds=0.5, stream=0)
+    tell(sibling, "record_from_second_context", stream=0)
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    assert holder.do("leave")["siblings"][0]["drained"] == "streams"
+    assert last_idle(gpu, sibling) < entered
+
+
+def test_captures_may_begin_beside_each_other(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, _ = start(machine, gpu)
+    tell(sibling, "begin_capture", mode="global", stream=0)
+    tell(sibling, "begin_capture", mode="relaxed", stream=1)
+    assert [tell(sibling, "end_capture", stream=it) for it in (0, 1)] == [2, 2]
+
+
+def test_a_capture_that_another_thread_ended(machine: Machine, gpu: simgpu.SimGpu) -> None:
+    sibling, device = start(machine, gpu, flags=0)
+    holder = machine.actor("--device", device)
+    tell(sibling, "begin_capture", mode="global")
+    said = tell(sibling, "end_capture_elsewhere")
+    assert said == "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD"
+    tell(sibling, "launch", seconds=0.3, stream=0)
+    tell(sibling, "launch", seconds=0.01)
+    holder.do("enter", drain_timeout=10)
+    entered = time.monotonic_ns()
+    assert holder.do("leave")["siblings"][0]["drained"] == "streams"
+    assert last_idle(gpu, sibling) < entered
+
+
+@pytest.mark.parametrize("with_current", [True, False], ids=["current", "no context"])
+def test_a_destroyed_streams_work_is_drained(
+    machine: Machine, gpu: simgpu.SimGpu, with_current: bool
+) -> None:
     sibling, device = start(machine, gpu)
     holder = machine.actor("--device", device)
     tell(sibling, "launch", seconds=0.3, stream=1)
-    tell(sibling, "destroy_stream", stream=1)
+    tell(sibling, "destroy_stream", stream=1, with_current=with_current)
     holder.do("enter", drain_timeout=10)
     entered = time.monotonic_ns()
-    holder.do("leave")
+    assert holder.do("leave")["siblings"][0]["drained"] == "streams"
     assert last_idle(gpu, sibling) < entered
 
 

@@ -82,11 +82,12 @@ BESIDE_A_CAPTURE: dict[str, tuple[str, Callable[[Bystander], Any]]] = {
     "cuMemGetInfo": (HARMLESS, lambda it: driver.cuMemGetInfo()),
     "cuModuleLoadData": (HARMLESS, lambda it: driver.cuModuleLoadData(PROGRAM)),
     "cuModuleUnload": (UNSAFE, lambda it: driver.cuModuleUnload(it.module)),
-    "cuMemFreeAsync": (HARMLESS, lambda it: driver.cuMemFreeAsync(it.pooled, it.stream)),
+    "cuMemFreeAsync": (UNSAFE, lambda it: driver.cuMemFreeAsync(it.pooled, it.stream)),
     "cuGraphLaunch": (HARMLESS, lambda it: driver.cuGraphLaunch(it.executable, it.stream)),
     "cuEventDestroy": (HARMLESS, lambda it: driver.cuEventDestroy(it.other_event)),
     "cuCtxSetCurrent": (HARMLESS, lambda it: driver.cuCtxSetCurrent(it.gpu.context)),
-    "cuStreamGetFlags": (HARMLESS, lambda it: driver.cuStreamGetFlags(it.captured)),
+    "cuStreamGetFlags, captured": (BREAKING, lambda it: driver.cuStreamGetFlags(it.captured)),
+    "cuStreamGetFlags": (UNSAFE, lambda it: driver.cuStreamGetFlags(it.stream)),
 }
 
 

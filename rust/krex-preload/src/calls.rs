@@ -108,7 +108,9 @@ pub fn wait_event(stream: Stream, work: impl FnOnce() -> Status) -> Status {
 /// Remembers the end of what is on a stream now: a capture may begin on it.
 fn note_tail(place: Place, stream: Stream) {
     let Some(driver) = Driver::get() else { return };
-    let Some(slot) = streams::known(place, stream).filter(|it| it.is_dirty()) else { return };
+    let Some(slot) = streams::known(place.context, stream).filter(|it| it.is_dirty()) else {
+        return;
+    };
     if let Some(event) = streams::record_tail(driver, stream) {
         // AcqRel: the helper that takes it sees it recorded.
         let before = slot.tail.swap(event, Ordering::AcqRel);
@@ -149,17 +151,25 @@ pub fn upload(
 /// Destroys a stream.
 pub fn stream_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
     let (thread, frame) = (thread::current(), Frame::new());
-    let Some(place) = place(thread, &frame) else { return work() };
+    if thread.is_inside(&frame) {
+        return work();
+    }
+    // A thread without a context can destroy it, too; nobody may touch it after that.
+    let place = thread.place();
+    let context = place.map_or(0, |it| it.context);
+    if place.is_none() && streams::known(context, stream).is_none() {
+        return work();
+    }
     let is_capturing = captures::is_capturing(stream);
-    let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
+    let _admitted = place.and_then(|it| Admitted::enter(thread, it.lane, Kind::Submission, &frame));
     let _alive = Alive::hold();
     if !is_capturing && let Some(driver) = Driver::get() {
-        streams::leave_orphan(driver, place, stream);
+        streams::leave_orphan(driver, context, stream);
     }
     let result = work();
     if result == status::SUCCESS {
         captures::end(stream);
-        streams::forget(place, stream);
+        streams::forget(context, stream);
     }
     result
 }
@@ -202,12 +212,16 @@ pub fn context_birth(
 /// Ends a context.
 pub fn context_death(context: *mut c_void, work: impl FnOnce() -> Status) -> Status {
     let (thread, frame) = (thread::current(), Frame::new());
-    let Some(place) = place(thread, &frame) else { return work() };
-    let _admitted = Admitted::enter(thread, place.lane, Kind::Birth, &frame);
+    if thread.is_inside(&frame) {
+        return work();
+    }
+    // A thread without a context can end one, too.
+    let _admitted =
+        thread.place().and_then(|it| Admitted::enter(thread, it.lane, Kind::Birth, &frame));
     let _alive = Alive::hold();
     let result = work();
     if result == status::SUCCESS {
-        streams::forget_context(context as usize);
+        forget_context(context as usize);
         thread::forget_all();
     }
     result
@@ -230,10 +244,19 @@ pub fn primary_death(ordinal: i32, work: impl FnOnce() -> Status) -> Status {
         unsafe { (driver.primary_get_state)(ordinal, &raw mut flags, &raw mut active) };
     }
     if result == status::SUCCESS && active == 0 {
-        streams::forget_context(lane.primary.swap(0, Ordering::Relaxed));
+        forget_context(lane.primary.swap(0, Ordering::Relaxed));
         thread::forget_all();
     }
     result
+}
+
+/// A context has ended, with all that was in it. The caller holds [`Alive`].
+fn forget_context(context: usize) {
+    if context == 0 {
+        return; // None that anybody used.
+    }
+    streams::forget_context(context);
+    captures::forget_context(context);
 }
 
 /// Begins a capture.
@@ -245,7 +268,7 @@ pub fn capture_begin(stream: Stream, work: impl FnOnce() -> Status) -> Status {
     let _admitted = Admitted::enter(thread, place.lane, Kind::Submission, &frame);
     let Some(driver) = Driver::get() else { return work() };
     note_tail(place, stream);
-    captures::begin(driver, stream);
+    captures::begin(driver, place.context, stream);
     let result = work();
     if result != status::SUCCESS {
         captures::end(stream);
@@ -260,7 +283,8 @@ pub fn capture_end(stream: Stream, work: impl FnOnce() -> Status) -> Status {
         return work();
     }
     let result = work();
-    // Another thread may not end it, for one: then it goes on.
+    // Where another thread may not end it, that fails, and ends it all the same. On a stream that
+    // merely joined it, it goes on.
     if captures::any() && (result == status::SUCCESS || !captures::is_capturing(stream)) {
         captures::end(stream);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::driver::{Driver, STREAM_NON_BLOCKING, status};
+use crate::driver::{Driver, Relaxed, STREAM_NON_BLOCKING, status};
 use crate::streams::Stream;
 
 /// Captures that are known at one time; more keep the count raised, which costs a look per call.
@@ -11,6 +11,8 @@ const CAPTURES: usize = 64;
 /// The streams on which captures began, with the lowest bit set for one that the legacy default
 /// stream waits for.
 static ORIGINS: [AtomicUsize; CAPTURES] = [const { AtomicUsize::new(0) }; CAPTURES];
+/// The contexts of these streams.
+static CONTEXTS: [AtomicUsize; CAPTURES] = [const { AtomicUsize::new(0) }; CAPTURES];
 /// How many are open.
 static OPEN: AtomicUsize = AtomicUsize::new(0);
 
@@ -53,16 +55,23 @@ fn ask(stream: Stream) -> bool {
 }
 
 /// A capture is about to begin on the stream.
-pub fn begin(driver: &Driver, stream: Stream) {
-    let mut flags = 0;
-    // SAFETY: cuStreamGetFlags(CUstream, unsigned int *): as above; it is not capturing yet.
-    let result = unsafe { (driver.stream_get_flags)(stream.handle(), &raw mut flags) };
-    let blocking = result != status::SUCCESS || flags & STREAM_NON_BLOCKING == 0;
+pub fn begin(driver: &Driver, context: usize, stream: Stream) {
+    let blocking = stream.is_default() || {
+        let mut flags = 0;
+        // Other captures may be open, which the question must not break.
+        let _relaxed = Relaxed::new(driver);
+        // SAFETY: cuStreamGetFlags(CUstream, unsigned int *): as above; it is not capturing yet,
+        // or that would break it.
+        let result = unsafe { (driver.stream_get_flags)(stream.handle(), &raw mut flags) };
+        result != status::SUCCESS || flags & STREAM_NON_BLOCKING == 0
+    };
     // SeqCst: noted before it begins, so that the helper doesn't take the stream for a usual one.
     OPEN.fetch_add(1, Ordering::SeqCst);
     let origin = stream.handle() as usize & !BLOCKING | usize::from(blocking);
-    for place in &ORIGINS {
+    for (place, owner) in ORIGINS.iter().zip(&CONTEXTS) {
         if place.compare_exchange(0, origin, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            // Relaxed: who ends a context doesn't begin a capture in it at the same time.
+            owner.store(context, Ordering::Relaxed);
             return;
         }
     }
@@ -79,6 +88,19 @@ pub fn end(stream: Stream) {
         {
             OPEN.fetch_sub(1, Ordering::SeqCst);
             return;
+        }
+    }
+}
+
+/// The context has ended, with its captures.
+pub fn forget_context(context: usize) {
+    for (place, owner) in ORIGINS.iter().zip(&CONTEXTS) {
+        let seen = place.load(Ordering::SeqCst);
+        if seen != 0
+            && owner.load(Ordering::Relaxed) == context
+            && place.compare_exchange(seen, 0, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        {
+            OPEN.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

@@ -11,11 +11,18 @@ pub type Status = u32;
 /// The results that matter here.
 pub mod status {
     pub const SUCCESS: u32 = 0;
+    pub const INVALID_CONTEXT: u32 = 201;
     pub const INVALID_HANDLE: u32 = 400;
     pub const NOT_FOUND: u32 = 500;
     pub const NOT_READY: u32 = 600;
+    pub const CONTEXT_IS_DESTROYED: u32 = 709;
     /// The lowest and highest of the errors about captures.
     pub const CAPTURE_ERRORS: std::ops::RangeInclusive<u32> = 900..=908;
+
+    /// Whether an event or a stream has ended with its context: nothing is left to wait for.
+    pub fn is_gone(result: u32) -> bool {
+        matches!(result, INVALID_CONTEXT | INVALID_HANDLE | CONTEXT_IS_DESTROYED)
+    }
 }
 
 pub const EVENT_DISABLE_TIMING: c_uint = 2;
@@ -62,10 +69,37 @@ functions! {
     event_query = c"cuEventQuery"(Handle);
     event_record = c"cuEventRecord"(Handle, Handle);
     event_record_per_thread = c"cuEventRecord_ptsz"(Handle, Handle);
+    stream_get_context = c"cuStreamGetCtx"(Handle, *mut Handle);
     stream_get_flags = c"cuStreamGetFlags"(Handle, *mut c_uint);
     stream_is_capturing = c"cuStreamIsCapturing"(Handle, *mut c_int);
     stream_is_capturing_per_thread = c"cuStreamIsCapturing_ptsz"(Handle, *mut c_int);
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode"(*mut c_int);
+}
+
+/// The calling thread's calls break no capture while it lives, unless they concern its stream.
+pub struct Relaxed<'a> {
+    driver: &'a Driver,
+    mode: c_int,
+}
+
+impl<'a> Relaxed<'a> {
+    pub fn new(driver: &'a Driver) -> Self {
+        let mut it = Self { driver, mode: CAPTURE_MODE_RELAXED };
+        it.exchange();
+        it
+    }
+
+    fn exchange(&mut self) {
+        // SAFETY: cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *): a variable that lives
+        // through the call.
+        unsafe { (self.driver.exchange_capture_mode)(&raw mut self.mode) };
+    }
+}
+
+impl Drop for Relaxed<'_> {
+    fn drop(&mut self) {
+        self.exchange();
+    }
 }
 
 impl Driver {

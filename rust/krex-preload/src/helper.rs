@@ -14,9 +14,9 @@ use krex_core::layout::Submitter;
 use krex_core::word::{DrainAnswer, DrainOutcome};
 
 use crate::captures;
-use crate::driver::{CAPTURE_MODE_RELAXED, Driver, EVENT_DISABLE_TIMING, status};
+use crate::driver::{CAPTURE_MODE_RELAXED, Driver, EVENT_DISABLE_TIMING, Status, status};
 use crate::lane::Lane;
-use crate::streams::{self, Alive, Slot};
+use crate::streams::{self, Alive, Slot, Stream};
 
 /// The driver needs some.
 const STACK: usize = 512 * 1024;
@@ -66,7 +66,7 @@ fn run(lane: &'static Lane) {
     // SAFETY: cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *): a variable that lives
     // through the call. It concerns this thread only: what it does breaks no capture of another.
     unsafe { (driver.exchange_capture_mode)(&raw mut mode) };
-    let mut helper = Helper { lane, driver, submitter, events: Vec::new() };
+    let helper = Helper { lane, driver, submitter };
     // Release: whoever sees it may ask from now on.
     submitter.coverage.fetch_or(coverage::DRAINS, Ordering::Release);
     let mut answered = 0;
@@ -87,8 +87,6 @@ struct Helper {
     lane: &'static Lane,
     driver: &'static Driver,
     submitter: &'static Submitter,
-    /// One event per context.
-    events: Vec<(usize, *mut c_void)>,
 }
 
 /// What became of one stream.
@@ -101,7 +99,7 @@ enum Fate {
 }
 
 impl Helper {
-    fn answer(&mut self, tenure: u64) {
+    fn answer(&self, tenure: u64) {
         let before = self.submitter.flight().counts();
         let (mut outcome, mut count) = (DrainOutcome::Done, 0);
         let mut taken = Vec::new();
@@ -123,14 +121,11 @@ impl Helper {
                 }
             }
         }
-        for orphan in streams::orphans() {
-            // AcqRel: taken by one.
-            let event = orphan.swap(0, Ordering::AcqRel) as *mut c_void;
-            if self.poll(event) != status::SUCCESS {
+        for event in streams::take_orphans(self.lane.device) {
+            if let Err(error) = self.finish(event) {
+                log::debug!("a destroyed stream reports error {error}");
                 outcome = worse(outcome, DrainOutcome::Error);
             }
-            // SAFETY: cuEventDestroy(CUevent): krex's own, used here for the last time.
-            unsafe { (self.driver.event_destroy)(event) };
         }
         if streams::has_overflowed() {
             outcome = worse(outcome, self.drain_contexts());
@@ -151,16 +146,13 @@ impl Helper {
     }
 
     /// Waits for what is on one stream.
-    fn drain(&mut self, slot: &'static Slot, tenure: u64) -> Fate {
+    fn drain(&self, slot: &'static Slot, tenure: u64) -> Fate {
         // What was on it before a capture began. AcqRel: recorded before it was stored.
         let tail = slot.tail.swap(0, Ordering::AcqRel) as *mut c_void;
-        if !tail.is_null() {
-            let result = self.poll(tail);
-            // SAFETY: cuEventDestroy(CUevent): krex's own, used here for the last time.
-            unsafe { (self.driver.event_destroy)(tail) };
-            if result != status::SUCCESS {
-                return Fate::Failed(result);
-            }
+        if !tail.is_null()
+            && let Err(error) = self.finish(tail)
+        {
+            return Fate::Failed(error);
         }
         // The legacy stream waits for all streams but non-blocking ones, so that it stands for
         // other threads' own default streams, too, which have no handle here. A capture on a
@@ -168,36 +160,66 @@ impl Helper {
         if slot.handle().is_none() && !self.await_blocking_captures(tenure) {
             return Fate::Barred;
         }
-        let handle = slot.handle().unwrap_or(std::ptr::null_mut());
-        let context = slot.context.load(Ordering::Relaxed);
-        for _ in 0..2 {
-            let Some(event) = self.event_in(context) else {
-                return Fate::Failed(status::INVALID_HANDLE);
-            };
-            let result = {
-                let _alive = Alive::hold();
-                if slot.context.load(Ordering::Relaxed) != context {
-                    return Fate::Drained; // It was destroyed: what it left is among the orphans.
-                }
-                if captures::any() && self.is_capturing(handle) && !hooks::sabotaged("captures") {
-                    return Fate::Drained; // What was on it before is done.
-                }
-                // SAFETY: cuEventRecord(CUevent, CUstream): the event is of the current context,
-                // and the stream is not destroyed meanwhile.
-                unsafe { (self.driver.event_record)(event, handle) }
-            };
-            if result == status::INVALID_HANDLE {
-                // The context that the event was of has ended, and another one has its address.
-                self.events.retain(|(of, _)| *of != context);
-                continue;
-            }
-            if status::CAPTURE_ERRORS.contains(&result) {
-                return Fate::Barred;
-            }
-            let result = if result == status::SUCCESS { self.poll(event) } else { result };
-            return if result == status::SUCCESS { Fate::Drained } else { Fate::Failed(result) };
+        let result = match self.record(slot) {
+            Ok(Some(event)) => self.poll(event),
+            Ok(None) => status::SUCCESS,
+            Err(result) => result,
+        };
+        match result {
+            status::SUCCESS => Fate::Drained,
+            it if status::is_gone(it) => Fate::Drained, // With its context.
+            it if status::CAPTURE_ERRORS.contains(&it) => Fate::Barred,
+            it => Fate::Failed(it),
         }
-        Fate::Failed(status::INVALID_HANDLE)
+    }
+
+    /// Records an event on a stream; `None`: nothing is left on it to wait for.
+    fn record(&self, slot: &'static Slot) -> Result<Option<*mut c_void>, Status> {
+        let _alive = Alive::hold();
+        let handle = slot.handle().unwrap_or(std::ptr::null_mut());
+        let mut result = status::INVALID_HANDLE;
+        for _ in 0..3 {
+            let context = slot.context.load(Ordering::Relaxed);
+            if context == 0 {
+                return Ok(None); // It was destroyed: what it left is among the orphans.
+            }
+            let event = self.event_in(context)?;
+            if captures::any() && self.is_capturing(handle) && !hooks::sabotaged("captures") {
+                return Ok(None); // What was on it before is done.
+            }
+            // SAFETY: cuEventRecord(CUevent, CUstream): the event is of the current context, and
+            // the stream is not destroyed meanwhile.
+            result = unsafe { (self.driver.event_record)(event, handle) };
+            match result {
+                status::SUCCESS => return Ok(Some(event)),
+                // It may have been used while another context was current.
+                status::INVALID_HANDLE => {
+                    match streams::owner(self.driver, Stream::given(handle, false)) {
+                        Some(owner) if owner != context => {
+                            slot.context.store(owner, Ordering::Relaxed);
+                        }
+                        _ => streams::forget_event(context),
+                    }
+                }
+                // The context that the event was of has ended past the wrappers, and another one
+                // may have its address.
+                status::CONTEXT_IS_DESTROYED => streams::forget_event(context),
+                it => return Err(it),
+            }
+        }
+        Err(result)
+    }
+
+    /// Waits for an event of krex's own, the last time. One that has ended with its context has
+    /// nothing before it.
+    fn finish(&self, event: *mut c_void) -> Result<(), Status> {
+        let result = self.poll(event);
+        if status::is_gone(result) {
+            return Ok(()); // Its handle may be another one's by now.
+        }
+        // SAFETY: cuEventDestroy(CUevent): krex's own, used here for the last time.
+        unsafe { (self.driver.event_destroy)(event) };
+        if result == status::SUCCESS { Ok(()) } else { Err(result) }
     }
 
     fn is_capturing(&self, handle: *mut c_void) -> bool {
@@ -208,25 +230,25 @@ impl Helper {
         result != status::SUCCESS || state != 0
     }
 
-    /// Makes a context current and returns the event for it.
-    fn event_in(&mut self, context: usize) -> Option<*mut c_void> {
-        let _alive = Alive::hold();
+    /// Makes a context current and returns the event for it. The caller holds [`Alive`].
+    fn event_in(&self, context: usize) -> Result<*mut c_void, Status> {
         // SAFETY: cuCtxSetCurrent(CUcontext): one that a stream of ours was used in, and that does
         // not end meanwhile.
         let result = unsafe { (self.driver.context_set_current)(context as *mut c_void) };
         if result != status::SUCCESS {
-            return None;
+            return Err(result);
         }
-        if let Some((_, event)) = self.events.iter().find(|(of, _)| *of == context) {
-            return Some(*event);
+        if let Some(event) = streams::event_of(context) {
+            return Ok(event);
         }
         let mut event = std::ptr::null_mut();
         // SAFETY: cuEventCreate(CUevent *, unsigned int): a variable that lives through the call.
         let result = unsafe { (self.driver.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
-        (result == status::SUCCESS).then(|| {
-            self.events.push((context, event));
-            event
-        })
+        if result != status::SUCCESS {
+            return Err(result);
+        }
+        streams::keep_event(context, event);
+        Ok(event)
     }
 
     /// Asks for an event until the device has come that far, or an error is reported. There is no
@@ -262,17 +284,20 @@ impl Helper {
     }
 
     /// For more streams than are known one by one.
-    fn drain_contexts(&mut self) -> DrainOutcome {
+    fn drain_contexts(&self) -> DrainOutcome {
         if captures::any() {
             return DrainOutcome::Incomplete;
         }
         let mut outcome = DrainOutcome::Done;
         for context in streams::contexts(self.lane.device) {
-            if self.event_in(context).is_none() {
-                continue; // It has ended.
+            // SAFETY: cuCtxSetCurrent(CUcontext): one that a stream of ours was used in.
+            let mut result = unsafe { (self.driver.context_set_current)(context as *mut c_void) };
+            if result == status::SUCCESS {
+                // SAFETY: cuCtxSynchronize(void), in the context that was just made current.
+                result = unsafe { (self.driver.context_synchronize)() };
             }
-            // SAFETY: cuCtxSynchronize(void), in the context that was just made current.
-            if unsafe { (self.driver.context_synchronize)() } != status::SUCCESS {
+            // Nothing runs in one that has ended.
+            if result != status::SUCCESS && !status::is_gone(result) {
                 outcome = DrainOutcome::Error;
             }
         }

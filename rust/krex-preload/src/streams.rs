@@ -6,11 +6,12 @@
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use krex_core::client::ThreadLock;
 use krex_core::clock::Deadline;
 
-use crate::driver::{Driver, EVENT_DISABLE_TIMING, status};
+use crate::driver::{Driver, EVENT_DISABLE_TIMING, Relaxed, status};
 use crate::host::Preloaded;
 use crate::thread::Place;
 
@@ -51,6 +52,11 @@ impl Stream {
     /// As the driver takes it.
     pub fn handle(self) -> *mut c_void {
         self.handle as *mut c_void
+    }
+
+    /// Whether it is one of the default streams.
+    pub fn is_default(self) -> bool {
+        matches!(self.handle, 0 | LEGACY | PER_THREAD)
     }
 
     pub fn is_per_thread(self) -> bool {
@@ -102,9 +108,23 @@ static SLOTS: [Slot; STREAMS] = [const {
 static OVERFLOWED: AtomicBool = AtomicBool::new(false);
 
 /// Events behind the work of streams that were destroyed with work on them.
-static ORPHANS: [AtomicUsize; 64] = [const { AtomicUsize::new(0) }; 64];
+static ORPHANS: [Orphan; 64] = [const {
+    Orphan { event: AtomicUsize::new(0), context: AtomicUsize::new(0), device: AtomicUsize::new(0) }
+}; 64];
 
-/// Held by who destroys a stream or a context, and by the helper for each single call.
+struct Orphan {
+    /// Zero: free.
+    event: AtomicUsize,
+    context: AtomicUsize,
+    /// The device's section plus one.
+    device: AtomicUsize,
+}
+
+/// Contexts, and the helpers' own events in them. Used under the lock below, which ends contexts,
+/// too: another context may have the same address, and another event that of an ended one.
+static EVENTS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+
+/// Held by who destroys a stream or a context, and by the helper for each few calls.
 static LIFETIMES: ThreadLock = ThreadLock::new();
 
 /// Keeps streams and contexts from being destroyed while it lives.
@@ -209,8 +229,8 @@ fn add(key: usize) -> Option<&'static Slot> {
 }
 
 /// The slot of a stream, for what has to be known before the driver is called.
-pub fn known(place: Place, stream: Stream) -> Option<&'static Slot> {
-    find(stream.key(place.context))
+pub fn known(context: usize, stream: Stream) -> Option<&'static Slot> {
+    find(stream.key(context))
 }
 
 /// Slots with work, on a device.
@@ -237,9 +257,30 @@ pub fn contexts(device: usize) -> Vec<usize> {
     contexts
 }
 
-/// Records an event behind what is on the stream now; the stream's context is current. The stream
-/// is not asked first: in the program's own thread and capture mode that would break a capture.
+/// Records an event behind what is on the stream now. The stream is not asked first: in the
+/// program's own thread and capture mode that would break a capture.
 pub fn record_tail(driver: &Driver, stream: Stream) -> Option<usize> {
+    record_here(driver, stream).or_else(|| {
+        // It may be of another context than the thread's: the event has to be of the same.
+        let context = owner(driver, stream)?;
+        let mut before = std::ptr::null_mut();
+        // SAFETY: cuCtxGetCurrent(CUcontext *) and cuCtxSetCurrent(CUcontext): a variable that
+        // lives through the call, and a context that the driver has just named.
+        unsafe {
+            if (driver.context_get_current)(&raw mut before) != status::SUCCESS
+                || (driver.context_set_current)(context as *mut c_void) != status::SUCCESS
+            {
+                return None;
+            }
+        }
+        let event = record_here(driver, stream);
+        // SAFETY: as above; it was the thread's own.
+        unsafe { (driver.context_set_current)(before) };
+        event
+    })
+}
+
+fn record_here(driver: &Driver, stream: Stream) -> Option<usize> {
     let mut event = std::ptr::null_mut();
     let record = match stream.is_per_thread() {
         true => driver.event_record_per_thread,
@@ -259,46 +300,107 @@ pub fn record_tail(driver: &Driver, stream: Stream) -> Option<usize> {
     Some(event as usize)
 }
 
-/// The stream is about to be destroyed, with work on it, maybe. The caller holds [`Alive`].
-pub fn leave_orphan(driver: &Driver, place: Place, stream: Stream) {
-    let Some(slot) = known(place, stream).filter(|it| it.is_dirty()) else { return };
-    let Some(event) = record_tail(driver, stream) else { return };
-    // AcqRel: the helper that takes it sees it recorded.
-    let free = ORPHANS
-        .iter()
-        .find(|it| it.compare_exchange(0, event, Ordering::AcqRel, Ordering::Relaxed).is_ok());
-    if free.is_none() {
-        // The slot keeps its mark under no name: its context is drained as a whole.
-        OVERFLOWED.store(true, Ordering::Release);
-        // SAFETY: an event of our own, recorded or not.
-        unsafe { (driver.event_destroy)(event as *mut c_void) };
+/// The context that a stream is of; `None`: a default one, or one that has ended with its context.
+pub fn owner(driver: &Driver, stream: Stream) -> Option<usize> {
+    if stream.is_default() {
+        return None;
     }
+    let mut context = std::ptr::null_mut();
+    let _relaxed = Relaxed::new(driver);
+    // SAFETY: cuStreamGetCtx(CUstream, CUcontext *): a stream that is not destroyed meanwhile, and
+    // a variable that lives through the call.
+    let result = unsafe { (driver.stream_get_context)(stream.handle(), &raw mut context) };
+    (result == status::SUCCESS).then_some(context as usize)
+}
+
+/// The stream is about to be destroyed, with work on it, maybe. The caller holds [`Alive`].
+pub fn leave_orphan(driver: &Driver, context: usize, stream: Stream) {
+    let Some(slot) = known(context, stream).filter(|it| it.is_dirty()) else { return };
+    let Some(event) = record_tail(driver, stream) else { return };
+    add_orphan(event, slot);
     slot.take_mark();
 }
 
-/// Takes the events that destroyed streams have left.
-pub fn orphans() -> impl Iterator<Item = &'static AtomicUsize> {
-    ORPHANS.iter().filter(|it| it.load(Ordering::Acquire) != 0)
+/// An event that is waited for when its stream is no more. The caller holds [`Alive`].
+fn add_orphan(event: usize, slot: &Slot) {
+    let Some(free) = ORPHANS.iter().find(|it| it.event.load(Ordering::Relaxed) == 0) else {
+        // Whole contexts are drained from now on.
+        OVERFLOWED.store(true, Ordering::Release);
+        if let Some(driver) = Driver::get() {
+            // SAFETY: cuEventDestroy(CUevent): one of our own, used here for the last time.
+            unsafe { (driver.event_destroy)(event as *mut c_void) };
+        }
+        return;
+    };
+    // Relaxed: all that touches them holds the lock.
+    free.context.store(slot.context.load(Ordering::Relaxed), Ordering::Relaxed);
+    free.device.store(slot.device.load(Ordering::Relaxed), Ordering::Relaxed);
+    free.event.store(event, Ordering::Relaxed);
+}
+
+/// Takes the events that destroyed streams of a device have left.
+pub fn take_orphans(device: usize) -> Vec<*mut c_void> {
+    let _alive = Alive::hold();
+    ORPHANS
+        .iter()
+        .filter(|it| it.device.load(Ordering::Relaxed) == device + 1)
+        .map(|it| it.event.swap(0, Ordering::Relaxed) as *mut c_void)
+        .filter(|event| !event.is_null())
+        .collect()
+}
+
+/// The helper's event for a context. The caller holds [`Alive`].
+pub fn event_of(context: usize) -> Option<*mut c_void> {
+    let events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    events.iter().find(|(of, _)| *of == context).map(|(_, event)| *event as *mut c_void)
+}
+
+/// Keeps the helper's event for a context. The caller holds [`Alive`].
+pub fn keep_event(context: usize, event: *mut c_void) {
+    let mut events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    events.push((context, event as usize));
+}
+
+/// The context has ended, with that event. The caller holds [`Alive`].
+pub fn forget_event(context: usize) {
+    let mut events = EVENTS.lock().unwrap_or_else(PoisonError::into_inner);
+    events.retain(|(of, _)| *of != context);
 }
 
 /// The stream has been destroyed. The caller holds [`Alive`].
-pub fn forget(place: Place, stream: Stream) {
-    let key = stream.key(place.context);
-    places(key).filter(|slot| slot.key() == key).for_each(drop_slot);
+pub fn forget(context: usize, stream: Stream) {
+    let key = stream.key(context);
+    for slot in places(key).filter(|slot| slot.key() == key) {
+        // AcqRel: the helper may be taking it. What was before a capture goes on without it.
+        let tail = slot.tail.swap(0, Ordering::AcqRel);
+        if tail != 0 {
+            add_orphan(tail, slot);
+        }
+        drop_slot(slot);
+    }
 }
 
-/// The context has ended, with its streams. The caller holds [`Alive`].
+/// The context has ended, with its streams and events. The caller holds [`Alive`].
 pub fn forget_context(context: usize) {
     SLOTS
         .iter()
         .filter(|it| it.context.load(Ordering::Relaxed) == context && !matches!(it.key(), 0 | GONE))
         .for_each(drop_slot);
+    ORPHANS
+        .iter()
+        .filter(|it| it.context.load(Ordering::Relaxed) == context)
+        .for_each(|it| it.event.store(0, Ordering::Relaxed));
+    forget_event(context);
 }
 
 /// All were the parent process's.
 pub fn forget_all() {
     SLOTS.iter().filter(|it| !matches!(it.key(), 0 | GONE)).for_each(drop_slot);
-    ORPHANS.iter().for_each(|it| it.store(0, Ordering::Relaxed));
+    ORPHANS.iter().for_each(|it| it.event.store(0, Ordering::Relaxed));
+    // Whoever held it at the fork is not here.
+    if let Ok(mut events) = EVENTS.try_lock() {
+        events.clear();
+    }
 }
 
 fn drop_slot(slot: &'static Slot) {

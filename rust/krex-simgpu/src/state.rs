@@ -4,7 +4,7 @@
 //! that is due by now, with the times at which it was due. The engine (see `engine.rs`) calls it
 //! when nobody else does.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use crate::clock::Clock;
@@ -53,6 +53,15 @@ pub struct Event {
     pub captured: Option<(usize, Vec<usize>)>,
 }
 
+/// What is left of a handle.
+#[derive(Clone, Copy, Debug)]
+pub enum Gone {
+    /// Its context has ended: what calls with it return.
+    Refused(Status),
+    /// A stream that was destroyed: calls with it crash.
+    Destroyed,
+}
+
 pub struct State {
     pub shared: Arc<Shared>,
     pub journal: Arc<Journal>,
@@ -69,6 +78,9 @@ pub struct State {
     pub executables: HashMap<usize, Executable>,
     pub captures: HashMap<usize, Capture>,
     pub memory: Memory,
+    /// Streams that were destroyed, and streams and events of contexts that have ended.
+    pub gone: HashMap<usize, Gone>,
+    pub ended_contexts: HashSet<usize>,
     pub host_calls: VecDeque<(usize, HostCall)>,
     /// Streams whose handles are gone, and that end with their work.
     pub orphans: Vec<usize>,
@@ -109,6 +121,8 @@ impl State {
             nodes: HashMap::new(),
             executables: HashMap::new(),
             captures: HashMap::new(),
+            gone: HashMap::new(),
+            ended_contexts: HashSet::new(),
             host_calls: VecDeque::new(),
             orphans: Vec::new(),
             has_engine: false,
@@ -142,11 +156,28 @@ impl State {
     }
 
     pub fn stream(&mut self, handle: usize) -> Outcome<&mut Stream> {
-        self.streams.get_mut(&handle).ok_or(INVALID_HANDLE)
+        let refusal = self.refusal(handle);
+        self.streams.get_mut(&handle).ok_or(refusal)
     }
 
     pub fn event(&mut self, handle: usize) -> Outcome<&mut Event> {
-        self.events.get_mut(&handle).ok_or(INVALID_HANDLE)
+        let refusal = self.refusal(handle);
+        self.events.get_mut(&handle).ok_or(refusal)
+    }
+
+    /// What a call returns for a handle that means nothing, or no longer.
+    pub fn refusal(&self, handle: usize) -> Status {
+        match self.gone.get(&handle) {
+            Some(Gone::Refused(status)) => *status,
+            _ => INVALID_HANDLE,
+        }
+    }
+
+    /// Crashes as the driver does if the handle is that of a destroyed stream.
+    pub fn touch_stream(&self, handle: usize) {
+        if matches!(self.gone.get(&handle), Some(Gone::Destroyed)) {
+            system::crash("a call with a stream that was destroyed");
+        }
     }
 
     /// The number of the last operation that was submitted.

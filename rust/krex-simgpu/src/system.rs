@@ -98,3 +98,13 @@ impl Drop for NoCancel {
         unsafe { pthread_setcancelstate(self.before, &raw mut disabled) };
     }
 }
+
+/// Ends the process as a driver does that reads through a handle that is none.
+pub fn crash(why: &str) -> ! {
+    eprintln!("krex-simgpu: {why}");
+    // SAFETY: raise(signal) and abort(void) have no conditions.
+    unsafe {
+        libc::raise(libc::SIGSEGV);
+        libc::abort()
+    }
+}

@@ -5,10 +5,10 @@ use std::sync::MutexGuard;
 
 use super::{accepted, entry, put, put_if_wanted};
 use crate::driver::{Call, with_contexts};
-use crate::state::{Context, State};
+use crate::state::{Context, Gone, State};
 use crate::status::{
-    INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, Outcome, PRIMARY_CONTEXT_ACTIVE,
-    UNSUPPORTED_LIMIT,
+    CONTEXT_IS_DESTROYED, INVALID_CONTEXT, INVALID_VALUE, OUT_OF_MEMORY, Outcome,
+    PRIMARY_CONTEXT_ACTIVE, UNSUPPORTED_LIMIT,
 };
 use crate::stream::Stream;
 
@@ -68,16 +68,24 @@ fn destroy(call: &Call, handle: usize) -> Outcome {
 /// Removes a context and all that belongs to it.
 fn forget(state: &mut State, handle: usize) {
     let streams = state.streams.iter().filter(|(_, it)| it.context == handle);
+    let is_primary = state.contexts.get(&handle).is_some_and(|it| it.is_primary);
+    let refusal = if is_primary { CONTEXT_IS_DESTROYED } else { INVALID_CONTEXT };
     for stream in streams.map(|(&it, _)| it).collect::<Vec<_>>() {
         state.remove_stream(stream);
+        state.gone.insert(stream, Gone::Refused(refusal));
     }
+    let events = state.events.iter().filter(|(_, it)| it.context == handle);
+    let events: Vec<usize> = events.map(|(&it, _)| it).collect();
+    state.gone.extend(events.iter().map(|it| (*it, Gone::Refused(CONTEXT_IS_DESTROYED))));
     state.events.retain(|_, it| it.context != handle);
     state.modules.retain(|_, it| it.context != handle);
     state.captures.retain(|_, it| it.context != handle);
     let State { functions, modules, .. } = state;
     functions.retain(|_, it| modules.contains_key(&it.module));
     state.memory.free_all(handle);
-    state.contexts.remove(&handle);
+    if state.contexts.remove(&handle).is_some() {
+        state.ended_contexts.insert(handle);
+    }
     state.advance();
 }
 
@@ -233,7 +241,11 @@ entry! { Unlocked cuCtxDestroy(context: usize) |call| destroy_current(call, cont
 entry! { Unlocked cuCtxDestroy_v2(context: usize) |call| destroy_current(call, context) }
 
 entry! { Unlocked cuCtxSetCurrent(context: usize) |call| {
-    if context != 0 && !call.lock().contexts.contains_key(&context) {
+    // One that has ended is let through: only what is done in it fails.
+    let is_context = |state: &State| {
+        state.contexts.contains_key(&context) || state.ended_contexts.contains(&context)
+    };
+    if context != 0 && !is_context(&call.lock()) {
         return Err(INVALID_CONTEXT);
     }
     with_contexts(|it| {

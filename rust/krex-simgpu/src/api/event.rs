@@ -25,7 +25,9 @@ entry! { Context cuEventCreate(event: *mut usize, flags: u32) |call| {
 } }
 
 fn destroy(call: &Call, event: usize) -> Outcome {
-    call.lock().events.remove(&event).map(drop).ok_or(INVALID_HANDLE)
+    let mut state = call.lock();
+    let refusal = state.refusal(event);
+    state.events.remove(&event).map(drop).ok_or(refusal)
 }
 
 entry! { Unlocked cuEventDestroy(event: usize) |call| destroy(call, event) }
@@ -33,9 +35,8 @@ entry! { Unlocked cuEventDestroy_v2(event: usize) |call| destroy(call, event) }
 
 fn record(call: &Call, event: usize, stream: usize, per_thread: bool) -> Outcome {
     let mut state = call.lock();
-    let context = state.event(event)?.context;
-    state.context(context)?;
     let stream = super::stream::resolve(call, &mut state, stream, per_thread)?;
+    let context = state.event(event)?.context;
     if state.stream(stream)?.context != context {
         return Err(INVALID_HANDLE);
     }

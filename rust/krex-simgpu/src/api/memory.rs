@@ -149,9 +149,15 @@ stream_entry! { Unlocked cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz(
 stream_entry! { Unlocked cuMemFreeAsync, cuMemFreeAsync_ptsz(
     address: u64, stream: usize
 ) |call, per_thread| {
-    if !call.lock().memory.is_start(address, Place::Device) {
+    let mut state = call.lock();
+    if !state.memory.is_start(address, Place::Device) {
         return Err(INVALID_VALUE);
     }
+    let resolved = super::stream::resolve(call, &mut state, stream, per_thread)?;
+    if state.stream(resolved)?.capture.is_none() {
+        capture::forbid_unsafe(&mut state)?;
+    }
+    drop(state);
     let action = Action::Instant(Effect::Free { address });
     let submission = Submission { action, kind: "free", node: graph::MEM_FREE };
     capture::submit(call, stream, per_thread, submission)?;

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::capture::{self, Submission};
 use super::{entry, put, stream_entry};
 use crate::driver::Call;
-use crate::state::State;
+use crate::state::{Gone, State};
 use crate::status::{INVALID_CONTEXT, INVALID_VALUE, NOT_READY, Outcome};
 use crate::stream::{Action, HostCall, NON_BLOCKING, Stream};
 use crate::system;
@@ -17,7 +17,8 @@ const PER_THREAD: usize = 2;
 /// The stream that a caller means.
 ///
 /// # Errors
-/// `INVALID_HANDLE`; `INVALID_CONTEXT`: a default stream, and no context; what broke its context.
+/// `INVALID_HANDLE`; `INVALID_CONTEXT`: a default stream, and no context; what broke or ended its
+/// context.
 pub fn resolve(call: &Call, state: &mut State, handle: usize, per_thread: bool) -> Outcome<usize> {
     let is_default = matches!(handle, 0 | LEGACY | PER_THREAD);
     if is_default && call.context == 0 {
@@ -27,7 +28,10 @@ pub fn resolve(call: &Call, state: &mut State, handle: usize, per_thread: bool) 
         PER_THREAD => per_thread_stream(call, state)?,
         0 if per_thread => per_thread_stream(call, state)?,
         0 | LEGACY => state.context(call.context)?.legacy,
-        handle => handle,
+        handle => {
+            state.touch_stream(handle);
+            handle
+        }
     };
     let context = state.stream(found)?.context;
     state.context(context)?;
@@ -78,8 +82,11 @@ fn destroy(call: &Call, handle: usize) -> Outcome {
         return Err(crate::status::INVALID_HANDLE);
     }
     let mut state = call.lock();
+    state.touch_stream(handle);
     capture::abandon(&mut state, handle);
     // Its work goes on; the handle is gone.
+    state.stream(handle)?;
+    state.gone.insert(handle, Gone::Destroyed);
     let stream = state.stream(handle)?;
     if stream.queue.is_empty() {
         state.streams.remove(&handle);
@@ -224,6 +231,8 @@ stream_entry! { Unlocked cuStreamGetFlags, cuStreamGetFlags_ptsz(
 ) |call, per_thread| {
     let mut state = call.lock();
     let stream = resolve(call, &mut state, stream, per_thread)?;
+    capture::forbid_on(&mut state, stream)?;
+    capture::forbid_unsafe(&mut state)?;
     put(flags, state.stream(stream)?.flags)
 } }
 
