@@ -48,7 +48,7 @@ pub fn give_up(
         return Ok(());
     }
     match is_shared(segment, device, word.holder()) {
-        true => section.run.opening(now),
+        true => section.note_opening(word),
         false => section.run.end(now),
     }
     gate.open(word)?;
